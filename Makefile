@@ -1,0 +1,27 @@
+# The same targets serve a developer and CI. PY is the interpreter of the environment in use.
+PY ?= python
+
+.PHONY: install lint types test test-avx2 documented wheel golden
+
+install:  ## the package and its development tools; CPU torch first, so that no CUDA build is pulled
+	$(PY) -m pip install --quiet "torch==2.13.0"
+	$(PY) -m pip install --quiet -e ".[dev]"
+
+lint:
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types:
+	$(PY) -m mypy
+
+test:
+	$(PY) -m pytest
+
+test-avx2:  ## the numeric subset as a laptop without AVX-512 would run it
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PY) -m pytest tests/parity tests/model
+
+wheel:
+	$(PY) -m build --wheel --outdir dist .
+
+golden:  ## write the golden tensors of `dgemma selfcheck` anew from the oracle
+	$(PY) -m benchmarks.make_golden

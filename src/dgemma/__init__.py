@@ -1,0 +1,48 @@
+"""dgemma: block-diffusion language models, first of all DiffusionGemma, run exactly.
+
+Names are imported on first use, so that `import dgemma` and `dgemma --help` do not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from dgemma.errors import CheckpointError, ConfigError, DeviceError, DgemmaError, InputError
+from dgemma.model.config import LayerKind, ModelConfig
+
+if TYPE_CHECKING:
+    from dgemma.language_model import LanguageModel, load
+    from dgemma.model.cache import KVCache
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DeviceError",
+    "DgemmaError",
+    "InputError",
+    "KVCache",
+    "LanguageModel",
+    "LayerKind",
+    "ModelConfig",
+    "__version__",
+    "load",
+]
+
+_LAZY = {
+    "KVCache": "dgemma.model.cache",
+    "LanguageModel": "dgemma.language_model",
+    "load": "dgemma.language_model",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'dgemma' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Checkpoints: the released layout on disk and our modules, and nothing else."""

@@ -1,0 +1,210 @@
+"""Reading and writing safetensors files, one tensor at a time. Imports no torch.
+
+The format is eight bytes of header length, a JSON header, and the tensors' bytes. We read it
+ourselves for two reasons: bytes go straight to where the tensor will live (the library maps the
+whole file, which counts as resident memory), and a hostile header is refused before anything is
+allocated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dgemma.errors import CheckpointError
+
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8,
+}  # fmt: skip
+CHUNK_BYTES = 16 << 20
+_MAX_HEADER_BYTES = 100_000_000
+_MAX_DIMENSIONS = 16
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where one tensor lies in a file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int  # from the beginning of the file
+    nbytes: int
+
+
+def read_entries(path: Path) -> list[TensorEntry]:
+    """All tensors of a file, after checking every number in its header."""
+    with _open_regular(path) as file:
+        file_bytes = os.fstat(file.fileno()).st_size
+        if file_bytes < 8:
+            raise _bad(path, f"has only {file_bytes} bytes; it is truncated. Download it again.")
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > _MAX_HEADER_BYTES:
+            raise _bad(path, f"claims a header of {header_bytes} bytes; it is not a safetensors file.")
+        if 8 + header_bytes > file_bytes:
+            raise _bad(path, "ends inside its header; it is truncated. Download it again.")
+        text = file.read(header_bytes)
+    header = _parse_header(path, text)
+    begin = 8 + header_bytes
+    entries = [_entry(path, name, raw, begin) for name, raw in header.items()]
+    _check_layout(path, entries, begin, file_bytes)
+    return entries
+
+
+def read_chunks(entry: TensorEntry, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytearray]:
+    """A tensor's bytes in pieces. The same buffer is filled again for each piece."""
+    buffer = bytearray(min(chunk_bytes, entry.nbytes))
+    done = 0
+    while done < entry.nbytes:
+        if entry.nbytes - done < len(buffer):
+            buffer = bytearray(entry.nbytes - done)
+        read_into(entry, buffer, done)
+        yield buffer
+        done += len(buffer)
+
+
+def read_into(entry: TensorEntry, target: Any, offset: int = 0) -> None:
+    """Fill the writable buffer `target` with the tensor's bytes from `offset` on."""
+    view = memoryview(target).cast("B")
+    with _open_regular(entry.file) as file:
+        file.seek(entry.start + offset)
+        filled = 0
+        while filled < len(view):
+            # Kernels cut a single read at 2 GiB; a short read is not an error until it is empty.
+            got = file.readinto(view[filled : filled + (1 << 30)])
+            if not got:
+                raise _bad(entry.file, f"ended inside tensor {entry.name!r}; it changed on disk.")
+            filled += got
+
+
+@dataclass(frozen=True)
+class TensorToWrite:
+    """A tensor of a file to be written; `chunks` makes its bytes only when they are due."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: Callable[[], Iterable[Any]]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def write_file(
+    path: Path, tensors: Iterable[TensorToWrite], on_bytes: Callable[[int], None] | None = None
+) -> None:
+    """Write one file; it appears under its name only when it is whole."""
+    # Wider items first keeps every tensor aligned to its item size, which readers that map need.
+    ordered = sorted(tensors, key=lambda t: -ITEM_BYTES[t.dtype])
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for tensor in ordered:
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [position, position + tensor.nbytes],
+        }
+        position += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in ordered:
+            written = 0
+            for chunk in tensor.chunks():
+                written += file.write(chunk)
+                if on_bytes is not None:
+                    on_bytes(memoryview(chunk).nbytes)
+            assert written == tensor.nbytes, (tensor.name, written, tensor.nbytes)
+    partial.replace(path)
+
+
+def _open_regular(path: Path) -> Any:
+    try:
+        # O_NONBLOCK: a named pipe in place of a file must not make us wait for its writer.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist; the checkpoint is incomplete.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be opened: {error.strerror}.") from None
+    file = os.fdopen(descriptor, "rb", buffering=0)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise _bad(path, "is not a regular file.")
+    return file
+
+
+def _bad(path: Path, problem: str) -> CheckpointError:
+    return CheckpointError(f"{path} {problem}")
+
+
+def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in result:
+                raise _bad(path, f"names {key!r} twice in its header; it is corrupt or hostile.")
+            result[key] = value
+        return result
+
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        raise _bad(path, "has no readable header; it is not a safetensors file or is corrupt.") from None
+    if not isinstance(header, dict):
+        raise _bad(path, "has a header that is not a JSON object; it is corrupt.")
+    header.pop("__metadata__", None)
+    return header
+
+
+def _entry(path: Path, name: str, raw: Any, begin: int) -> TensorEntry:
+    def refuse(problem: str) -> CheckpointError:
+        return _bad(path, f"describes tensor {name!r} wrongly: {problem}.")
+
+    if not isinstance(raw, dict) or set(raw) != {"dtype", "shape", "data_offsets"}:
+        raise refuse("it needs exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = raw["dtype"], raw["shape"], raw["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise refuse(f"dtype {dtype!r} is not known")
+    if not _whole_numbers(shape) or len(shape) > _MAX_DIMENSIONS:
+        raise refuse(f"shape {str(shape)[:80]} is not a list of sizes")
+    if not _whole_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise refuse(f"data_offsets {str(offsets)[:80]} are not two rising numbers")
+    nbytes = math.prod(shape) * ITEM_BYTES[dtype]
+    if offsets[1] - offsets[0] != nbytes:
+        raise refuse(f"its shape needs {nbytes} bytes, its offsets span {offsets[1] - offsets[0]}")
+    return TensorEntry(name, dtype, tuple(shape), path, begin + offsets[0], nbytes)
+
+
+def _whole_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 1 << 62 for item in value
+    )
+
+
+def _check_layout(path: Path, entries: list[TensorEntry], begin: int, file_bytes: int) -> None:
+    """The tensors must fill the file from the header to its end, without gap or overlap."""
+    position = begin
+    for entry in sorted(entries, key=lambda e: (e.start, e.nbytes)):
+        if entry.start != position:
+            raise _bad(path, f"has a gap or an overlap at tensor {entry.name!r}; it is corrupt.")
+        position += entry.nbytes
+    if position > file_bytes:
+        raise _bad(
+            path,
+            f"is truncated: its tensors need {position} bytes, it has {file_bytes}. Download it again.",
+        )
+    if position < file_bytes:
+        raise _bad(path, f"has {file_bytes - position} bytes after its last tensor; it is corrupt.")

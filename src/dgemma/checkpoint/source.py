@@ -1,0 +1,184 @@
+"""A checkpoint directory, opened and checked, with nothing loaded yet. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dgemma.checkpoint.names import VISION_PREFIXES, TensorSpec, tensor_specs
+from dgemma.checkpoint.safetensors_file import TensorEntry, read_chunks, read_entries
+from dgemma.errors import CheckpointError, ConfigError, suggestion
+from dgemma.model.config import ModelConfig
+
+# Small files that travel with the weights.
+COMPANION_FILES = (
+    "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
+    "processor_config.json", "preprocessor_config.json", "LICENSE", "README.md",
+)  # fmt: skip
+FLOAT_DTYPES = ("F32", "BF16", "F16")
+_MAX_JSON_BYTES = 64 << 20
+_PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
+
+
+@dataclass(frozen=True)
+class CheckpointSource:
+    """What stands on disk: configuration, and where each tensor lies."""
+
+    path: Path
+    raw_config: dict[str, Any]
+    config: ModelConfig
+    entries: dict[str, TensorEntry]  # our tensors, by their first released name
+    tied: list[tuple[TensorEntry, TensorEntry]] = field(repr=False)  # (first, copy)
+    kept_aside: list[TensorEntry] = field(repr=False)  # the vision tower, not loaded
+
+    @property
+    def companions(self) -> list[Path]:
+        return [self.path / name for name in COMPANION_FILES if (self.path / name).is_file()]
+
+
+def open_checkpoint(path: str | Path) -> CheckpointSource:
+    """Read configuration and headers, and refuse anything that would not load."""
+    directory = Path(path)
+    raw, config = read_config(directory)
+    found = _read_index(directory)
+    specs = list(tensor_specs(config))
+    entries: dict[str, TensorEntry] = {}
+    tied: list[tuple[TensorEntry, TensorEntry]] = []
+    missing: list[str] = []
+    for spec in specs:
+        present = [found.pop(n) for n in (spec.name, *spec.tied_names) if n in found]
+        if not present:
+            missing.append(spec.name)
+            continue
+        for entry in present:
+            _check_entry(entry, spec)
+        entries[spec.name] = present[0]
+        tied.extend((present[0], copy) for copy in present[1:])
+    kept_aside = [e for name, e in found.items() if name.startswith(VISION_PREFIXES)]
+    extra = [name for name in found if not name.startswith(VISION_PREFIXES)]
+    _refuse_missing_and_extra(directory, missing, extra, [spec.name for spec in specs])
+    return CheckpointSource(directory, raw, config, entries, tied, kept_aside)
+
+
+def read_config(path: str | Path) -> tuple[dict[str, Any], ModelConfig]:
+    """`config.json` of a directory, or the file itself: its dictionary and what it means."""
+    file = Path(path)
+    if not file.exists():
+        raise CheckpointError(f"{file} does not exist; give the directory of a checkpoint.")
+    if file.is_dir():
+        file = file / "config.json"
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing; it is not a checkpoint directory.")
+    raw = read_json(file)
+    try:
+        return raw, ModelConfig.from_json(raw)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > _MAX_JSON_BYTES:
+            raise CheckpointError(f"{file} is larger than 64 MiB; it is not a configuration.")
+        raw = json.loads(file.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from None
+    except (UnicodeDecodeError, ValueError, RecursionError):
+        raise CheckpointError(f"{file} is not valid JSON; it is truncated or corrupt.") from None
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{file} is not a JSON object; it is corrupt.")
+    return raw
+
+
+def check_tied_copies(source: CheckpointSource) -> None:
+    """A tied tensor that is stored twice must be the same twice; else the file is not tied."""
+    for first, copy in source.tied:
+        same = first.dtype == copy.dtype and all(
+            a == b for a, b in zip(read_chunks(first), read_chunks(copy), strict=True)
+        )
+        if not same:
+            raise CheckpointError(
+                f"{copy.file}: {copy.name!r} differs from {first.name!r}, but this model ties them. "
+                "dgemma supports tied checkpoints only."
+            )
+
+
+def _read_index(directory: Path) -> dict[str, TensorEntry]:
+    """All tensors of all files, by name."""
+    single = directory / "model.safetensors"
+    index = directory / "model.safetensors.index.json"
+    if single.exists():
+        return {entry.name: entry for entry in read_entries(single)}
+    if not index.exists():
+        pickles = sorted(f.name for f in directory.iterdir() if f.suffix in _PICKLE_SUFFIXES)
+        if pickles:
+            raise CheckpointError(
+                f"{directory} holds {pickles[0]!r}, a pickle file, which can run code when opened. "
+                "dgemma reads safetensors only: convert it first."
+            )
+        raise CheckpointError(
+            f"{directory} has neither model.safetensors nor model.safetensors.index.json."
+        )
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} has no weight_map; it is corrupt.")
+    files: dict[str, Path] = {}
+    for name, file_name in weight_map.items():
+        # Only plain names: an index must not reach outside its directory.
+        plain = isinstance(file_name, str) and file_name == Path(file_name).name
+        if not plain or not file_name.endswith(".safetensors") or "\\" in file_name:
+            raise CheckpointError(
+                f"{index}: tensor {name!r} points to {file_name!r}; only safetensors files beside "
+                "the index are read."
+            )
+        files[file_name] = directory / file_name
+    found: dict[str, TensorEntry] = {}
+    for file_name in sorted(files):
+        for entry in read_entries(files[file_name]):
+            if entry.name in found:
+                raise CheckpointError(
+                    f"tensor {entry.name!r} stands in {found[entry.name].file.name} and in "
+                    f"{file_name}; the shards are from different saves."
+                )
+            found[entry.name] = entry
+    for name, file_name in weight_map.items():
+        if name not in found or found[name].file.name != file_name:
+            raise CheckpointError(
+                f"{index} says that {name!r} is in {file_name}, but it is not; the shard is from "
+                "another save."
+            )
+    return found
+
+
+def _check_entry(entry: TensorEntry, spec: TensorSpec) -> None:
+    if entry.shape != spec.shape:
+        raise CheckpointError(
+            f"{entry.file}: tensor {entry.name!r} has shape {list(entry.shape)}; config.json asks "
+            f"for {list(spec.shape)}. Weights and config.json do not belong together."
+        )
+    if entry.dtype not in FLOAT_DTYPES:
+        raise CheckpointError(
+            f"{entry.file}: tensor {entry.name!r} is stored as {entry.dtype}; supported: "
+            f"{', '.join(FLOAT_DTYPES)}."
+        )
+
+
+def _refuse_missing_and_extra(
+    directory: Path, missing: list[str], extra: list[str], known: list[str]
+) -> None:
+    def some(names: list[str]) -> str:
+        return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" * (len(names) > 3))
+
+    if missing:
+        raise CheckpointError(
+            f"{directory} lacks {len(missing)} tensors: {some(missing)}. "
+            "The download is incomplete or config.json belongs to another model."
+        )
+    if extra:
+        raise CheckpointError(
+            f"{directory} holds {len(extra)} tensors this model does not have: {some(extra)}"
+            f"{suggestion(extra[0], known)} Weights and config.json do not belong together."
+        )

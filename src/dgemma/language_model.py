@@ -1,0 +1,247 @@
+"""The handle a researcher holds: a loaded model and its two doors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dgemma.checkpoint.load import Progress, load_stack
+from dgemma.checkpoint.save import save
+from dgemma.checkpoint.source import CheckpointSource, open_checkpoint
+from dgemma.errors import DeviceError, InputError, suggestion
+from dgemma.model.cache import KVCache
+from dgemma.model.config import ModelConfig
+from dgemma.model.execution import Execution
+from dgemma.model.stack import Stack
+
+# Shapes: batch = rows, tokens = tokens given now, canvas = tokens of the canvas.
+
+# Tokens per forward of a long prompt: bounds the memory of masks and activations.
+ENCODE_CHUNK = 1024
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    exact: bool = False,
+    progress: Progress | None = None,
+) -> LanguageModel:
+    """Load a checkpoint directory in the released layout; tokenizer files are not needed.
+
+    dtype: "float32", "bfloat16", or "auto" for the one config.json names.
+    device: "cpu", "cuda", "cuda:1", "mps".
+    exact: run so that a row's bits never depend on what shares its batch (slower).
+    progress: called with (bytes read, bytes in all) after each tensor.
+    """
+    target = check_device(device)
+    source = open_checkpoint(path)
+    return LanguageModel(
+        load_stack(
+            source,
+            dtype=check_dtype(dtype, source),
+            device=target,
+            execution=Execution(exact=exact, grouped_experts=target.type == "cuda" and not exact),
+            progress=progress,
+        ),
+        source,
+    )
+
+
+def check_device(name: str) -> torch.device:
+    """The device called `name`, if this machine has it."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        known = ("cpu", "cuda", "mps")
+        raise DeviceError(
+            f"device {name!r} is not known{suggestion(name, known)} Known: {', '.join(known)}."
+        ) from None
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not available.get(device.type, False):
+        raise DeviceError(
+            f"device {name!r} is not available here; `dgemma doctor` shows what this machine has."
+        )
+    return device
+
+
+def check_dtype(name: str, source: CheckpointSource) -> torch.dtype:
+    if name == "auto":
+        # Old files say torch_dtype. Files that say nothing, or fp16, run in bf16.
+        stored = source.raw_config.get("dtype", source.raw_config.get("torch_dtype"))
+        return DTYPES.get(str(stored), torch.bfloat16)
+    if name not in DTYPES:
+        raise InputError(
+            f"dtype {name!r} is not supported{suggestion(name, DTYPES)} "
+            f"Supported: auto, {', '.join(DTYPES)}."
+        )
+    return DTYPES[name]
+
+
+class LanguageModel:
+    """A model ready to run. Make one with `dgemma.load`.
+
+    >>> lm = dgemma.load("path/to/checkpoint", dtype="float32")
+    >>> cache = lm.new_cache(batch=1)
+    >>> lm.encode(torch.tensor([[2, 17, 5]]), cache)       # the prompt, causal
+    >>> canvas = torch.randint(lm.config.vocab_size, (1, lm.config.canvas_len))
+    >>> hidden = lm.denoise(canvas, cache)                 # one refinement step
+    >>> logits = lm.logits(hidden)
+    >>> hidden = lm.denoise(canvas, cache, soft=lm.soft_embedding(logits))
+
+    Parameters do not require gradients after loading; switch them on and gradients flow through
+    both doors. Call the doors under `torch.inference_mode()` when you need none.
+    """
+
+    def __init__(self, stack: Stack, source: CheckpointSource | None = None) -> None:
+        self.stack = stack
+        self._source = source
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.stack.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.stack.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.stack.parameters()).device
+
+    def new_cache(self, batch: int = 1, capacity: int | None = None) -> KVCache:
+        """An empty cache for `batch` rows; it grows by itself, `capacity` only saves the growing."""
+        return KVCache(self.config, batch, dtype=self.dtype, device=self.device, capacity=capacity)
+
+    def encode(
+        self, tokens: Tensor, cache: KVCache, lengths: Sequence[int] | Tensor | None = None
+    ) -> Tensor:
+        """Read `tokens` [batch, tokens] causally and append them to `cache`.
+
+        `lengths`: how many tokens of each row count, for rows of different length (the rest is
+        padding of any token, at the end). -> final-normed hidden states [batch, tokens, hidden],
+        zeros in the padding.
+        """
+        tokens = self._checked(tokens, cache, "tokens")
+        remaining = self._lengths(lengths, tokens)
+        cache.check_room(remaining)
+        execution = self.stack.execution
+        block = execution.encode_block if execution.exact else 1
+        done = [0] * cache.batch
+        pieces: list[tuple[Tensor, list[int], list[int], list[int]]] = []
+        while any(remaining):
+            lead = [length % block for length in cache.lengths]
+            counts = [
+                min(left, ENCODE_CHUNK - skipped) for left, skipped in zip(remaining, lead, strict=True)
+            ]
+            width = -(-max(map(sum, zip(lead, counts, strict=True))) // block) * block
+            piece = _cut(tokens, done, lead, counts, width)
+            hidden, fresh = self.stack.encode(
+                piece, cache.context(), lead=tuple(lead), counts=tuple(counts)
+            )
+            cache.append(fresh, counts, lead)
+            pieces.append((hidden, list(done), lead, counts))
+            done = [d + c for d, c in zip(done, counts, strict=True)]
+            remaining = [r - c for r, c in zip(remaining, counts, strict=True)]
+        return self._joined(pieces, tokens.shape)
+
+    def denoise(self, canvas: Tensor, cache: KVCache, soft: Tensor | None = None) -> Tensor:
+        """One refinement forward of `canvas` [batch, canvas]; the cache is only read.
+
+        `soft` [batch, canvas, hidden]: the soft embedding of the previous step's logits, None at a
+        canvas's first step. -> final-normed hidden states [batch, canvas, hidden].
+        """
+        canvas = self._checked(canvas, cache, "canvas")
+        shape = (*canvas.shape, self.config.hidden_size)
+        if soft is not None and tuple(soft.shape) != shape:
+            raise InputError(f"soft has shape {list(soft.shape)}; it must be {list(shape)}.")
+        cache.check_room([canvas.shape[1]] * cache.batch)
+        return self.stack.denoise(canvas, cache.context(), soft)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Soft-capped logits in fp32 [..., vocabulary]. Large: 268 MB for one released canvas."""
+        return self.stack.logits(hidden)
+
+    def soft_embedding(self, logits: Tensor) -> Tensor:
+        """The mean embedding under softmax(`logits`) [..., hidden], the `soft` of the next step."""
+        return self.stack.soft_embedding(logits)
+
+    def exact(self, exact: bool = True) -> LanguageModel:
+        """The same weights, run so that a row's bits never depend on what shares its batch."""
+        twin = LanguageModel.__new__(LanguageModel)
+        twin.stack = self.stack.with_execution(replace(self.stack.execution, exact=exact))
+        twin._source = self._source
+        return twin
+
+    def save(self, path: str | Path, *, max_shard_bytes: int = 5_000_000_000) -> None:
+        """Write the released layout; tensors kept aside (vision) and tokenizer files come along."""
+        save(self.stack, path, self._source, max_shard_bytes=max_shard_bytes)
+
+    def _checked(self, tokens: Tensor, cache: KVCache, name: str) -> Tensor:
+        if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):
+            raise InputError(
+                f"{name} is {tokens.dtype} of shape {list(tokens.shape)}; it must be whole numbers "
+                "[batch, tokens]."
+            )
+        if tokens.shape[0] != cache.batch or tokens.shape[1] < 1:
+            raise InputError(
+                f"{name} has shape {list(tokens.shape)}; this cache takes {cache.batch} rows of at "
+                "least one token."
+            )
+        if tokens.device.type == "cpu":  # elsewhere the check would stall the device
+            low, high = (int(bound) for bound in tokens.aminmax())
+            if low < 0 or high >= self.config.vocab_size:
+                raise InputError(
+                    f"{name} holds token {low if low < 0 else high}; this vocabulary ends at "
+                    f"{self.config.vocab_size - 1}."
+                )
+        return tokens.to(self.device)
+
+    def _lengths(self, lengths: Sequence[int] | Tensor | None, tokens: Tensor) -> list[int]:
+        rows, width = tokens.shape
+        if lengths is None:
+            return [width] * rows
+        values = [int(n) for n in (lengths.tolist() if isinstance(lengths, Tensor) else lengths)]
+        if len(values) != rows or not all(0 <= n <= width for n in values):
+            raise InputError(
+                f"lengths is {values}; it must hold one number from 0 to {width} for each of "
+                f"{rows} rows."
+            )
+        return values
+
+    def _joined(
+        self,
+        pieces: list[tuple[Tensor, list[int], list[int], list[int]]],
+        shape: torch.Size,
+    ) -> Tensor:
+        """The pieces' hidden states at the places of their tokens, zeros in the padding."""
+        if len(pieces) == 1:
+            hidden, _, lead, counts = pieces[0]
+            if not any(lead) and all(count == shape[1] == hidden.shape[1] for count in counts):
+                return hidden
+        joined = torch.zeros(*shape, self.config.hidden_size, dtype=self.dtype, device=self.device)
+        for hidden, done, lead, counts in pieces:
+            for row, (start, skipped, count) in enumerate(zip(done, lead, counts, strict=True)):
+                joined[row, start : start + count] = hidden[row, skipped : skipped + count]
+        return joined
+
+
+def _cut(tokens: Tensor, done: list[int], lead: list[int], counts: list[int], width: int) -> Tensor:
+    """The next piece of every row, behind its leading padding (token 0)."""
+    if not any(lead) and len(set(done)) == 1 and done[0] + width <= tokens.shape[1]:
+        return tokens[:, done[0] : done[0] + width]
+    piece = tokens.new_zeros(tokens.shape[0], width)
+    for row, (start, skipped, count) in enumerate(zip(done, lead, counts, strict=True)):
+        piece[row, skipped : skipped + count] = tokens[row, start : start + count]
+    return piece

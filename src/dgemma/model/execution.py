@@ -1,0 +1,49 @@
+"""How the stack computes, as opposed to what: the exact way, and the accelerator's way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Result = TypeVar("Result", Tensor, tuple[Tensor, ...])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How the stack computes; the result is the same up to rounding.
+
+    exact: a row's bits do not depend on what shares its batch, nor on how its prompt was cut. Every
+      product then runs at a fixed number of rows: `encode_block` tokens aligned to their absolute
+      position, a whole canvas, or `expert_tile` rows of one expert.
+    grouped_experts: no number is read back from the device inside a forward.
+    """
+
+    exact: bool = False
+    encode_block: int = 64
+    expert_tile: int = 32
+    grouped_experts: bool = False
+
+
+def by_block(block: int | None, function: Callable[..., Result], *tensors: Tensor) -> Result:
+    """`function` over [rows, tokens, ...]: all at once, or on each block of tokens alone.
+
+    A block of fixed shape makes everything inside reproducible: products, whose kernels depend on
+    the row count, and element-wise functions, whose vector tails depend on the element count.
+    """
+    if block is None:
+        return function(*tensors)
+    rows, tokens = tensors[0].shape[:2]
+    blocks = [t.unflatten(1, (-1, block)).flatten(0, 1).split(1) for t in tensors]
+    results = [function(*one) for one in zip(*blocks, strict=True)]
+
+    def join(parts: tuple[Tensor, ...]) -> Tensor:
+        return torch.cat(parts).flatten(0, 1).view(rows, tokens, *parts[0].shape[2:])
+
+    first = results[0]
+    if isinstance(first, tuple):
+        return tuple(join(parts) for parts in zip(*results, strict=True))
+    return join(tuple(results))

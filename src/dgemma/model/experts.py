@@ -1,0 +1,112 @@
+"""The mixture of experts: a router, and grouped work over tokens sorted by expert."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dgemma.model.config import ModelConfig
+from dgemma.model.gated_mlp import gated_gelu
+from dgemma.model.norm import rms_norm
+from dgemma.model.weight import Matrix, MatrixBank, PlainBank, PlainMatrix
+
+# Shapes: n = tokens of all rows, k = experts per token, pairs = n * k.
+
+# Tokens routed at once. It bounds the sorted copies (pairs x hidden) when 64 canvases share a
+# forward; at this count an expert of the released model already has 256 rows.
+MAX_TOKENS_AT_ONCE = 4096
+
+
+class Router(nn.Module):
+    """Chooses k experts per token. It reads the raw residual, and norms it itself."""
+
+    scores: Matrix
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.eps = config.norm_eps
+        self.num_chosen = config.experts_per_token
+        self.shrink = config.hidden_size**-0.5
+        self.scores = PlainMatrix(config.num_experts, config.hidden_size, dtype=dtype, device=device)
+        self.scale = nn.Parameter(
+            torch.empty(config.hidden_size, dtype=dtype, device=device), requires_grad=False
+        )
+        self.expert_scale = nn.Parameter(
+            torch.empty(config.num_experts, dtype=dtype, device=device), requires_grad=False
+        )
+
+    def forward(self, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """fp32 weights [..., k] and expert numbers [..., k] for `residual` [..., hidden]."""
+        x = rms_norm(residual, None, self.eps) * self.scale * self.shrink
+        probabilities = self.scores.multiply(x).softmax(-1, dtype=torch.float32)
+        weights, chosen = probabilities.topk(self.num_chosen, dim=-1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        return weights * self.expert_scale[chosen], chosen
+
+
+class Experts(nn.Module):
+    """Many small gated MLPs, of which each token visits k.
+
+    Two forms with the same result: `by_expert` reads the group sizes back and runs one product per
+    expert (the fastest on a CPU, see docs/lab-notes.md); `grouped` reads nothing back, for
+    accelerators and compiled graphs.
+    """
+
+    gate_up: MatrixBank
+    down: MatrixBank
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        count, hidden, width = config.num_experts, config.hidden_size, config.expert_size
+        self.gate_up = PlainBank(count, 2 * width, hidden, dtype=dtype, device=device)
+        self.down = PlainBank(count, hidden, width, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor, chosen: Tensor, *, grouped: bool, tile: int | None) -> Tensor:
+        """What each token's experts answer [n, k, hidden], for `x` [n, hidden], `chosen` [n, k].
+
+        `tile`: run every product on exactly so many rows, which makes a row's bits independent of
+        its company.
+        """
+        answers = []
+        for part, wanted in zip(
+            x.split(MAX_TOKENS_AT_ONCE), chosen.split(MAX_TOKENS_AT_ONCE), strict=True
+        ):
+            expert_of_pair, order = wanted.flatten().sort(stable=True)
+            sorted_x = part[order // wanted.shape[-1]]  # [pairs, hidden]
+            if grouped:
+                sorted_y = self.grouped(sorted_x, expert_of_pair)
+            else:
+                sorted_y = self.by_expert(sorted_x, expert_of_pair, tile)
+            back = torch.empty_like(order)
+            back[order] = torch.arange(order.shape[0], device=order.device)
+            answers.append(sorted_y[back].unflatten(0, wanted.shape))
+        return answers[0] if len(answers) == 1 else torch.cat(answers)
+
+    def grouped(self, x: Tensor, expert_of_pair: Tensor) -> Tensor:
+        every_expert = torch.arange(self.gate_up.num_experts, device=x.device)
+        ends = torch.searchsorted(expert_of_pair, every_expert, right=True).to(torch.int32)
+        gate, up = self.gate_up.multiply_grouped(x, ends).chunk(2, dim=-1)
+        return self.down.multiply_grouped(gated_gelu(gate, up), ends)
+
+    def by_expert(self, x: Tensor, expert_of_pair: Tensor, tile: int | None) -> Tensor:
+        counts = torch.bincount(expert_of_pair, minlength=self.gate_up.num_experts).tolist()
+        answers = []
+        for expert, group in enumerate(x.split(counts)):
+            if tile is None:
+                if len(group):
+                    answers.append(self._one(expert, group))
+                continue
+            for rows in group.split(tile):
+                if len(rows):
+                    padded = nn.functional.pad(rows, (0, 0, 0, tile - len(rows)))
+                    answers.append(self._one(expert, padded)[: len(rows)])
+        return torch.cat(answers)
+
+    def _one(self, expert: int, x: Tensor) -> Tensor:
+        gate, up = self.gate_up.multiply(expert, x).chunk(2, dim=-1)
+        return self.down.multiply(expert, gated_gelu(gate, up))
+
+
+def combine(answers: Tensor, weights: Tensor) -> Tensor:
+    """Weigh and sum the experts' answers in fp32: [..., k, hidden], [..., k] -> [..., hidden]."""
+    return (answers * weights[..., None]).sum(-2).to(answers.dtype)

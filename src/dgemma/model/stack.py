@@ -1,0 +1,187 @@
+"""The whole network: one set of weights, two doors.
+
+`encode` is causal and returns the keys and values it computed, for the caller to keep.
+`denoise` sees its whole canvas and the context, and writes nothing.
+Both end in final-normed hidden states; the vocabulary is a separate step (`logits`), so that nobody
+is forced to hold [tokens, vocabulary].
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dgemma.model.attention import (
+    Attend,
+    RowSpan,
+    attend_all_rows,
+    attend_denoise_by_row,
+    attend_encode_by_row,
+    denoise_mask,
+    encode_mask,
+)
+from dgemma.model.config import LayerKind, ModelConfig
+from dgemma.model.context import Context, Fresh
+from dgemma.model.execution import Execution, by_block
+from dgemma.model.layer import Door, Forward, Layer
+from dgemma.model.norm import RmsNorm
+from dgemma.model.rope import Rope
+from dgemma.model.self_conditioning import SelfConditioning
+from dgemma.model.weight import Matrix, PlainMatrix
+
+# Shapes: rows = sequences, tokens = computed now, canvas = tokens of a canvas.
+
+
+class Stack(nn.Module):
+    embedding: Matrix
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        execution: Execution | None = None,
+    ) -> None:
+        super().__init__()
+        device = torch.device(device)
+        self.config = config
+        self.execution = execution or Execution(grouped_experts=device.type == "cuda")
+        # Rounded to the weight's dtype, as the model was trained.
+        self._embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=dtype).item()
+        self.embedding = PlainMatrix(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.self_conditioning = SelfConditioning(config, dtype=dtype, device=device)
+        self.layers = nn.ModuleList(
+            Layer(config, shape, dtype=dtype, device=device) for shape in config.layers
+        )
+        self.norm = RmsNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
+        self.rope = Rope(config, device)
+
+    def with_execution(self, execution: Execution) -> Stack:
+        """The same weights run another way."""
+        twin = copy.copy(self)
+        twin.execution = execution
+        return twin
+
+    def encode(
+        self,
+        tokens: Tensor,
+        context: Context,
+        *,
+        lead: tuple[int, ...] | None = None,
+        counts: tuple[int, ...] | None = None,
+    ) -> tuple[Tensor, Fresh]:
+        """Causal forward of `tokens` [rows, tokens], which continue each row's context.
+
+        `lead` and `counts` are for the exact way, whose blocks are aligned to absolute positions:
+        row i starts with `lead[i]` tokens of padding, of the rest `counts[i]` count.
+        Tokens past a row's count give meaningless hidden states and never reach another token.
+        """
+        rows, num_tokens = tokens.shape
+        starts = context.lengths
+        if lead is not None:
+            starts = starts - torch.tensor(lead, device=starts.device)
+        positions = starts[:, None] + torch.arange(num_tokens, device=tokens.device)
+        attend = {}
+        for kind in self.config.kinds:
+            if self.execution.exact:
+                lead = lead or (0,) * rows
+                counts = counts or (num_tokens,) * rows
+                attend[kind] = attend_encode_by_row(
+                    tuple(
+                        RowSpan(length, length - skipped, length + count)
+                        for length, skipped, count in zip(
+                            context.host_lengths, lead, counts, strict=True
+                        )
+                    ),
+                    self.execution.encode_block,
+                    self._window(kind),
+                )
+            else:
+                mask = encode_mask(positions, context, kind, self.config.window)
+                attend[kind] = attend_all_rows(mask)
+        forward = self._forward(Door.ENCODE, positions, attend, self.execution.encode_block)
+        return self._run(by_block(forward.block, self._embed, tokens), context, forward)
+
+    def denoise(self, canvas: Tensor, context: Context, soft: Tensor | None = None) -> Tensor:
+        """Bidirectional forward of `canvas` [rows, canvas] after each row's context.
+
+        `soft` [rows, canvas, hidden] is the previous step's soft embedding; None at the first step.
+        -> hidden states [rows, canvas, hidden].
+        """
+        canvas_len = canvas.shape[1]
+        positions = context.lengths[:, None] + torch.arange(canvas_len, device=canvas.device)
+        attend = {}
+        for kind in self.config.kinds:
+            if self.execution.exact:
+                attend[kind] = attend_denoise_by_row(context.host_lengths, self._window(kind))
+            else:
+                mask = denoise_mask(context, kind, self.config.window, canvas_len)
+                attend[kind] = attend_all_rows(mask)
+        forward = self._forward(Door.DENOISE, positions, attend, canvas_len)
+        if soft is None:
+            x = by_block(
+                forward.block, lambda ids: self.self_conditioning(self._embed(ids), None), canvas
+            )
+        else:
+            x = by_block(
+                forward.block,
+                lambda ids, s: self.self_conditioning(self._embed(ids), s),
+                canvas,
+                soft,
+            )
+        return self._run(x, context, forward)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Soft-capped fp32 logits [..., vocabulary]; the product itself is in the model's dtype."""
+        cap = self.config.logit_cap
+        return self._by_row(lambda h: torch.tanh(self.embedding.multiply(h).float() / cap) * cap, hidden)
+
+    def soft_embedding(self, logits: Tensor) -> Tensor:
+        """The mean embedding under softmax(`logits`), as self-conditioning wants it."""
+        dtype = self.embedding.dtype
+
+        def mean_embedding(row: Tensor) -> Tensor:
+            shares = row.to(dtype).softmax(-1, dtype=torch.float32).to(dtype)
+            return self.embedding.mix_rows(shares) * self._embedding_scale
+
+        return self._by_row(mean_embedding, logits)
+
+    def _by_row(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if self.execution.exact and x.ndim == 3:
+            return torch.cat([function(row) for row in x.split(1)])
+        return function(x)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        return self.embedding.gather_rows(ids) * self._embedding_scale
+
+    def _window(self, kind: LayerKind) -> int | None:
+        return self.config.window if kind is LayerKind.SLIDING else None
+
+    def _forward(
+        self, door: Door, positions: Tensor, attend: dict[LayerKind, Attend], block: int
+    ) -> Forward:
+        dtype = self.embedding.dtype
+        every = block if self.execution.exact else None
+        return Forward(
+            door=door,
+            execution=self.execution,
+            rope={
+                kind: by_block(every, partial(self.rope, kind=kind, dtype=dtype), positions)
+                for kind in self.config.kinds
+            },
+            attend=attend,
+            block=every,
+        )
+
+    def _run(self, x: Tensor, context: Context, forward: Forward) -> tuple[Tensor, Fresh]:
+        keys, values = [], []
+        for layer, past_k, past_v in zip(self.layers, context.keys, context.values, strict=True):
+            x, key, value = layer(x, past_k, past_v, forward)
+            keys.append(key)
+            values.append(value)
+        return by_block(forward.block, self.norm, x), Fresh(tuple(keys), tuple(values))

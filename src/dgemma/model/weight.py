@@ -1,0 +1,132 @@
+"""What a layer may ask of a weight. Layers never touch the numbers behind it.
+
+A `Matrix` is one linear map, a `MatrixBank` one map per expert. The plain forms here hold a tensor;
+quantized, adapter-wrapped and sharded forms implement the same few methods, and no layer changes.
+Splitting for tensor parallelism happens here too: a layer reads its head count and width from
+`out_features`, so a column slice simply has fewer of them, and a row slice sums in its `multiply`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name all of torch's users know
+
+
+class Matrix(nn.Module, ABC):
+    """A linear map from `in_features` to `out_features`, stored as rows [out, in]."""
+
+    in_features: int
+    out_features: int
+
+    @abstractmethod
+    def multiply(self, x: Tensor) -> Tensor:
+        """`x W^T`: [..., in] -> [..., out]."""
+
+    @abstractmethod
+    def gather_rows(self, ids: Tensor) -> Tensor:
+        """Rows by number: [...] -> [..., in]."""
+
+    @abstractmethod
+    def mix_rows(self, shares: Tensor) -> Tensor:
+        """`shares W`, a weighted sum of all rows: [..., out] -> [..., in]."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The dtype of its rows and products."""
+
+
+class PlainMatrix(Matrix):
+    """A matrix held as one tensor in the model's dtype."""
+
+    def __init__(
+        self, out_features: int, in_features: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self.weight = _parameter(out_features, in_features, dtype=dtype, device=device)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+    def gather_rows(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+    def mix_rows(self, shares: Tensor) -> Tensor:
+        return shares @ self.weight
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+
+class MatrixBank(nn.Module, ABC):
+    """One linear map per expert, all of one shape, stored as [experts, out, in]."""
+
+    num_experts: int
+    in_features: int
+    out_features: int
+
+    @abstractmethod
+    def multiply(self, expert: int, x: Tensor) -> Tensor:
+        """One expert's product: [n, in] -> [n, out]."""
+
+    @abstractmethod
+    def multiply_grouped(self, x: Tensor, ends: Tensor) -> Tensor:
+        """All experts at once, nothing read back from the device.
+
+        `x` [n, in] is sorted by expert; expert e owns the rows before `ends[e]` (int32) that no
+        earlier expert owns. -> [n, out]
+        """
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+
+
+class PlainBank(MatrixBank):
+    """A bank held as one tensor in the model's dtype."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        out_features: int,
+        in_features: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.in_features = in_features
+        self.out_features = out_features
+        self.weight = _parameter(num_experts, out_features, in_features, dtype=dtype, device=device)
+
+    def multiply(self, expert: int, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight[expert])
+
+    def multiply_grouped(self, x: Tensor, ends: Tensor) -> Tensor:
+        return F.grouped_mm(x, self.weight.transpose(-2, -1), offs=ends)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+
+def _parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+    # A loaded model is for inference; the trainer switches on what it trains.
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)

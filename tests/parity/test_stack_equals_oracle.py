@@ -1,0 +1,92 @@
+"""Both doors equal the reference in fp32, on every geometry and context length that matters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comparison import compare_cache, compare_sequence, worst
+from dgemma.model.execution import Execution
+from oracle import CASES, Case, make_oracle, make_ours, oracle_cache, tokens
+
+TOLERANCE = 1e-4
+WAYS = {
+    "plain": Execution(),
+    "grouped": Execution(grouped_experts=True),
+    "exact": Execution(exact=True, encode_block=4, expert_tile=4),
+}
+
+
+def lengths(case: Case) -> list[int]:
+    around = range(case.window - 2, case.window + 3)
+    return sorted({max(1, n) for n in (*around, 3 * case.window, 1)})
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_logits_and_cache_equal_the_oracle(case: Case, way: str) -> None:
+    oracle = make_oracle(case)
+    ours = make_ours(oracle, execution=WAYS[way])
+    for length in lengths(case):
+        found = compare_sequence(oracle, ours, case, length)
+        assert max(found.values()) <= TOLERANCE, (length, found)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@torch.no_grad()
+def test_rows_of_different_lengths_equal_the_oracle_alone(case: Case, way: str) -> None:
+    oracle = make_oracle(case)
+    ours = make_ours(oracle, execution=WAYS[way])
+    w = case.window
+    first, second = [1, 3 * w, w, w + 1], [2 * w + 3, 1, 5, 0]
+    width = max(first)
+    prompt = tokens(case, len(first), width, seed=1)
+    more = tokens(case, len(first), max(second), seed=2)
+    canvas = tokens(case, len(first), case.canvas_len, seed=3)
+    cache = ours.new_cache(batch=len(first))
+    ours.encode(prompt, cache, lengths=first)
+    ours.encode(more, cache, lengths=second)
+    logits = ours.logits(ours.denoise(canvas, cache))
+    soft = ours.soft_embedding(logits)
+    again = ours.logits(ours.denoise(canvas, cache, soft))
+    for row in range(len(first)):
+        past = oracle_cache(oracle)
+        alone = torch.cat((prompt[row, : first[row]], more[row, : second[row]]))[None]
+        theirs = oracle(input_ids=alone, decoder_input_ids=canvas[row : row + 1], past_key_values=past)
+        assert worst(logits[row : row + 1], theirs.logits) <= TOLERANCE
+        assert compare_cache(past, cache, row) <= TOLERANCE
+        theirs = oracle(
+            decoder_input_ids=canvas[row : row + 1],
+            past_key_values=past,
+            self_conditioning_logits=theirs.logits,
+        )
+        assert worst(again[row : row + 1], theirs.logits) <= TOLERANCE
+
+
+@torch.no_grad()
+def test_a_prompt_longer_than_one_chunk_equals_the_oracle() -> None:
+    case = CASES[3]
+    oracle = make_oracle(case)
+    prompt, canvas = tokens(case, 1, 2500, seed=1), tokens(case, 1, case.canvas_len, seed=2)
+    theirs = oracle(input_ids=prompt, decoder_input_ids=canvas, past_key_values=oracle_cache(oracle))
+    for execution in (Execution(), Execution(exact=True)):
+        ours = make_ours(oracle, execution=execution)
+        cache = ours.new_cache()
+        hidden = ours.encode(prompt, cache)
+        assert worst(hidden, theirs.encoder_last_hidden_state) <= TOLERANCE
+        assert worst(ours.logits(ours.denoise(canvas, cache)), theirs.logits) <= TOLERANCE
+
+
+@torch.no_grad()
+def test_all_tokens_go_to_one_expert_where_the_case_says_so() -> None:
+    case = next(case for case in CASES if case.one_expert)
+    ours = make_ours(make_oracle(case))
+    chosen: list[torch.Tensor] = []
+    for layer in ours.stack.layers:
+        layer.router.register_forward_hook(lambda module, args, out: chosen.append(out[1]))
+    cache = ours.new_cache()
+    ours.encode(tokens(case, 1, 20, seed=1), cache)
+    ours.denoise(tokens(case, 1, case.canvas_len, seed=2), cache)
+    assert len(chosen) == 2 * len(ours.config.layers)
+    assert all((experts == 0).all() for experts in chosen)
