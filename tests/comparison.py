@@ -61,7 +61,8 @@ def compare_cache(past: object, cache: KVCache, row: int = 0) -> float:
     for index, layer in enumerate(past.layers):
         held = layer.keys.shape[2]
         slots = context.keys[index].shape[1]
-        assert slots >= held, (slots, held)
+        if slots < held:  # a token is gone that the oracle still sees
+            return float("inf")
         places = torch.arange(length - held, length) % slots
         for theirs, stored in ((layer.keys, context.keys), (layer.values, context.values)):
             found = max(found, worst(stored[index][row, places].transpose(0, 1), theirs[0]))

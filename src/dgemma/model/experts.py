@@ -77,8 +77,8 @@ class Experts(nn.Module):
                 sorted_y = self.grouped(sorted_x, expert_of_pair)
             else:
                 sorted_y = self.by_expert(sorted_x, expert_of_pair, tile)
-            back = torch.empty_like(order)
-            back[order] = torch.arange(order.shape[0], device=order.device)
+            pair = torch.arange(order.shape[0], device=order.device)
+            back = torch.empty_like(order).scatter_(0, order, pair)
             answers.append(sorted_y[back].unflatten(0, wanted.shape))
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
