@@ -24,4 +24,4 @@ wheel:
 	$(PY) -m build --wheel --outdir dist .
 
 golden:  ## write the golden tensors of `dgemma selfcheck` anew from the oracle
-	$(PY) -m benchmarks.make_golden
+	$(PY) -m tools.make_golden

@@ -20,8 +20,10 @@ from dgemma.model.stack import Stack
 
 # Shapes: batch = rows, tokens = tokens given now, canvas = tokens of the canvas.
 
-# Tokens per forward of a long prompt: bounds the memory of masks and activations.
-ENCODE_CHUNK = 1024
+# A long prompt is read in pieces of at most so many tokens, and fewer where the mask
+# [rows, tokens, context] would pass so many numbers.
+MAX_PIECE_TOKENS = 1024
+MAX_MASK_NUMBERS = 64 << 20
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -142,9 +144,8 @@ class LanguageModel:
         pieces: list[tuple[Tensor, list[int], list[int], list[int]]] = []
         while any(remaining):
             lead = [length % block for length in cache.lengths]
-            counts = [
-                min(left, ENCODE_CHUNK - skipped) for left, skipped in zip(remaining, lead, strict=True)
-            ]
+            piece_len = _piece_len(cache, block)
+            counts = [min(left, piece_len - skip) for left, skip in zip(remaining, lead, strict=True)]
             width = -(-max(map(sum, zip(lead, counts, strict=True))) // block) * block
             piece = _cut(tokens, done, lead, counts, width)
             hidden, fresh = self.stack.encode(
@@ -235,6 +236,11 @@ class LanguageModel:
             for row, (start, skipped, count) in enumerate(zip(done, lead, counts, strict=True)):
                 joined[row, start : start + count] = hidden[row, skipped : skipped + count]
         return joined
+
+
+def _piece_len(cache: KVCache, block: int) -> int:
+    affordable = MAX_MASK_NUMBERS // (cache.batch * (max(cache.lengths) + MAX_PIECE_TOKENS))
+    return max(64, block, min(MAX_PIECE_TOKENS, affordable) // block * block)
 
 
 def _cut(tokens: Tensor, done: list[int], lead: list[int], counts: list[int], width: int) -> Tensor:

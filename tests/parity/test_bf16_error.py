@@ -26,7 +26,9 @@ def oracle_logits(oracle: DiffusionGemmaForBlockDiffusion, case: Case, seed: int
     past = oracle_cache(oracle)
     first = oracle(input_ids=prompt, decoder_input_ids=canvas, past_key_values=past)
     second = oracle(
-        decoder_input_ids=canvas, past_key_values=past, self_conditioning_logits=first.logits
+        decoder_input_ids=canvas,
+        past_key_values=past,
+        self_conditioning_logits=first.logits.to(oracle.dtype),  # as its generate does
     )
     encoded = encoder_logits(oracle, first.encoder_last_hidden_state)
     return [encoded, first.logits, second.logits]

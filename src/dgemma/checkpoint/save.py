@@ -70,7 +70,15 @@ def write_checkpoint(
             write_file(directory / "model.safetensors", shards[0], on_bytes)
         else:
             _write_shards(directory, shards, on_bytes)
-        # Last: a directory with a config.json is a whole checkpoint.
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be written: {error.strerror}.") from error
+    # Last: a directory with a config.json is a whole checkpoint.
+    write_config(directory, config)
+
+
+def write_config(directory: Path, config: dict[str, Any]) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / "config.json", config)
     except OSError as error:
         raise CheckpointError(f"{directory} cannot be written: {error.strerror}.") from error

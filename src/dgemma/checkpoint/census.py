@@ -1,0 +1,47 @@
+"""Counting a model without its weights: parameters, bytes, cache. Imports no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from dgemma.checkpoint.names import tensor_specs
+from dgemma.model.config import LayerKind, ModelConfig
+
+# Weights alone; group scales add 2-6 % to the quantized forms.
+BYTES_PER_PARAMETER = {"bf16": 2.0, "int8": 1.0, "4bit": 0.5}
+
+
+@dataclass(frozen=True)
+class Census:
+    """Totals exclude vision and count tied weights once."""
+
+    parameters_by_part: dict[str, int]
+    total_parameters: int
+    active_parameters: int
+    bytes: dict[str, int]
+    kv_bytes_per_1k_tokens: dict[str, int]  # bf16; sliding layers stop growing at their window
+    kv_window_bytes: int  # the most the sliding layers of one sequence ever hold
+
+
+def take_census(config: ModelConfig) -> Census:
+    parts: Counter[str] = Counter()
+    for spec in tensor_specs(config):
+        parts[spec.part] += spec.size
+    total = parts.total()
+    # Each token visits only some experts: the rest of their weights is not touched for it.
+    idle = parts["experts"] * (config.num_experts - config.experts_per_token) // config.num_experts
+    per_token = dict.fromkeys(LayerKind, 0)
+    for layer in config.layers:
+        per_token[layer.kind] += 2 * 2 * layer.num_kv_heads * layer.head_dim  # K and V, 2 bytes each
+    return Census(
+        parameters_by_part=dict(parts.most_common()),
+        total_parameters=total,
+        active_parameters=total - idle,
+        bytes={name: int(total * size) for name, size in BYTES_PER_PARAMETER.items()},
+        kv_bytes_per_1k_tokens={
+            "sliding": 1000 * per_token[LayerKind.SLIDING],
+            "full": 1000 * per_token[LayerKind.FULL],
+        },
+        kv_window_bytes=(config.window - 1) * per_token[LayerKind.SLIDING],
+    )

@@ -1,0 +1,83 @@
+"""Say what this machine has for running models, and what that means."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from dgemma.machine import Machine, TorchFacts, inspect_machine, package_versions, torch_facts
+
+HELP = "what this machine has, and what that means"
+EXAMPLES = "example:\n  dgemma doctor --json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
+
+
+def run(args: argparse.Namespace) -> int:
+    machine, torch, versions = inspect_machine(), torch_facts(), package_versions()
+    advice = what_it_means(machine, torch)
+    if args.json:
+        print(
+            json.dumps(
+                {
+                    "machine": asdict(machine),
+                    "torch": asdict(torch),
+                    "versions": versions,
+                    "advice": advice,
+                },
+                indent=2,
+            )
+        )
+        return 0
+    rows = {
+        "system": machine.system,
+        "processor": machine.processor,
+        "cores": str(machine.cores),
+        "cpu features": ", ".join(machine.cpu_features) or "none that matter",
+        "memory": f"{machine.memory_bytes / 1e9:.1f} GB, {machine.available_bytes / 1e9:.1f} GB free",
+        "torch": f"{torch.version}, {torch.threads} threads, {torch.cpu_capability}",
+        "cuda": "; ".join(torch.cuda_devices) or "none",
+        "mps": "yes" if torch.mps else "none",
+        "versions": ", ".join(f"{k} {v}" for k, v in versions.items() if v),
+    }
+    for name, value in rows.items():
+        print(f"{name:<14}{value}")
+    print("\nwhat that means")
+    for line in advice:
+        print(f"- {line}")
+    return 0
+
+
+def what_it_means(machine: Machine, torch: TorchFacts) -> list[str]:
+    """Plain advice, each line from one fact."""
+    advice = []
+    if torch.cuda_devices:
+        advice.append("CUDA is there: load with device='cuda', dtype='bfloat16'.")
+    elif torch.mps:
+        advice.append("Apple's GPU is there: load with device='mps', dtype='bfloat16'.")
+    else:
+        advice.append("No GPU: models run on the CPU.")
+    if torch.cuda_devices or torch.mps:
+        advice.append(
+            "dgemma's authors have no such device: please run `dgemma selfcheck` on it and send us "
+            "the report."
+        )
+    if "amx_bf16" in machine.cpu_features:
+        advice.append("The CPU multiplies bf16 in hardware (AMX): use dtype='bfloat16'.")
+    elif "avx512_bf16" in machine.cpu_features:
+        advice.append("The CPU has bf16 instructions (AVX-512): use dtype='bfloat16'.")
+    elif machine.cpu_features:
+        advice.append("The CPU has no bf16 instructions: bf16 halves memory but not time.")
+    largest = max(0, machine.available_bytes - 2_000_000_000)
+    advice.append(
+        f"Free memory holds about {largest / 2e9:.1f} B parameters in bf16 "
+        f"(the released model has 25.2 B, 50 GB)."
+    )
+    if torch.threads > machine.cores:
+        advice.append(
+            f"torch uses {torch.threads} threads on {machine.cores} cores: set OMP_NUM_THREADS."
+        )
+    return advice

@@ -1,0 +1,108 @@
+"""Show a model's geometry, parameters, bytes and cache, and whether it fits this machine.
+
+Only config.json is read: no weights are needed, and none are loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from dgemma.checkpoint.census import Census, take_census
+from dgemma.checkpoint.source import read_config
+from dgemma.machine import inspect_machine
+from dgemma.model.config import LayerKind, ModelConfig
+
+HELP = "a model's size, parts and cache; does it fit here?"
+EXAMPLES = "example:\n  dgemma info path/to/checkpoint --json"
+
+# What is needed beside the weights: activations, one canvas's logits, the interpreter.
+_ROOM_BYTES = 2_000_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="a checkpoint directory, or a config.json")
+    parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
+
+
+def run(args: argparse.Namespace) -> int:
+    _, config = read_config(args.path)
+    census = take_census(config)
+    memory = inspect_machine().memory_bytes
+    fits = {name: size + _ROOM_BYTES <= memory for name, size in census.bytes.items()}
+    if args.json:
+        found = {
+            **asdict(census),
+            "fits_this_machine": fits,
+            "memory_bytes": memory,
+            "geometry": _geometry(config),
+        }
+        print(json.dumps(found, indent=2))
+    else:
+        print(_page(config, census, fits, memory))
+    return 0
+
+
+def _geometry(config: ModelConfig) -> dict[str, int]:
+    full = sum(layer.kind is LayerKind.FULL for layer in config.layers)
+    return {
+        "layers": len(config.layers),
+        "full_attention_layers": full,
+        "sliding_attention_layers": len(config.layers) - full,
+        "hidden_size": config.hidden_size,
+        "query_heads": config.num_heads,
+        "window": config.window,
+        "experts": config.num_experts,
+        "experts_per_token": config.experts_per_token,
+        "expert_size": config.expert_size,
+        "shared_mlp_size": config.mlp_size,
+        "vocabulary": config.vocab_size,
+        "canvas": config.canvas_len,
+        "max_context": config.max_positions,
+    }
+
+
+def _page(config: ModelConfig, census: Census, fits: dict[str, bool], memory: int) -> str:
+    def rows(pairs: list[tuple[str, str]]) -> list[str]:
+        return [f"  {name:<26}{value:>22}" for name, value in pairs]
+
+    lines = ["geometry"]
+    lines += rows([(k.replace("_", " "), f"{v:,}") for k, v in _geometry(config).items()])
+    lines.append("parameters (vision excluded, tied weights counted once)")
+    parts = census.parameters_by_part.items()
+    lines += rows([(name.replace("_", " "), f"{n:,}") for name, n in parts])
+    lines += rows(
+        [
+            ("total", f"{_short(census.total_parameters)} {census.total_parameters:,}"),
+            ("active per token", f"{_short(census.active_parameters)} {census.active_parameters:,}"),
+        ]
+    )
+    lines.append("weights in memory")
+    for name, size in census.bytes.items():
+        verdict = "fits here" if fits[name] else "does not fit here"
+        lines.append(f"  {name:<26}{_bytes(size):>22}   {verdict}")
+    lines.append(f"  {'memory of this machine':<26}{_bytes(memory):>22}")
+    lines.append("cache per sequence in bf16, per 1,000 tokens of context")
+    kv = census.kv_bytes_per_1k_tokens
+    lines += rows(
+        [
+            ("full layers", _bytes(kv["full"])),
+            ("sliding layers", _bytes(kv["sliding"])),
+            (f"  (at most {config.window - 1:,} tokens)", _bytes(census.kv_window_bytes)),
+        ]
+    )
+    return "\n".join(lines)
+
+
+def _short(count: int) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return str(count)
+
+
+def _bytes(count: int) -> str:
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

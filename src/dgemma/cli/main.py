@@ -1,0 +1,79 @@
+"""`dgemma`: parse, run one command, and turn every expected error into one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from dgemma import __version__
+from dgemma.cli import doctor, info, new, selfcheck
+from dgemma.errors import DgemmaError, suggestion
+
+COMMANDS = (info, new, doctor, selfcheck)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, plus a guess at what was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        options = [name for action in self._actions for name in action.option_strings]
+        commands = [
+            name
+            for action in self._actions
+            if isinstance(action.choices, dict)
+            for name in action.choices
+        ]
+        hint = ""
+        if message.startswith("unrecognized arguments:"):
+            hint = suggestion(message.split()[2].split("=")[0], options)
+        elif "invalid choice:" in message and "command" in message:
+            hint = suggestion(message.split("'")[1], commands)
+        self.exit(2, f"{self.prog}: {message}{hint}\nTry: {self.prog} --help\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="dgemma",
+        description="Block-diffusion language models, first of all DiffusionGemma, run exactly.",
+    )
+    parser.add_argument("--version", action="version", version=f"dgemma {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in COMMANDS:
+        name = module.__name__.rpartition(".")[2]
+        sub = commands.add_parser(
+            name,
+            help=module.HELP,
+            description=module.__doc__,
+            epilog=module.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(sub)
+        sub.set_defaults(run=module.run, parser=sub)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = build_parser()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    try:
+        status: int = args.run(args)
+    except DgemmaError as error:
+        print(f"dgemma {args.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"dgemma {args.command}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output left (`dgemma info x | head`): not an error, but stay silent.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

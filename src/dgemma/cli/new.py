@@ -1,0 +1,62 @@
+"""Make a checkpoint with random weights in the released layout, with a small real tokenizer.
+
+It generates noise, not language: it is for trying code, tests and measurements."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from dgemma.checkpoint.census import take_census
+from dgemma.checkpoint.presets import PRESETS
+from dgemma.cli.progress import byte_progress
+from dgemma.errors import InputError
+
+HELP = "a random checkpoint for experiments"
+EXAMPLES = "presets:\n" + "\n".join(f"  {name:<8} {p.purpose}" for name, p in PRESETS.items())
+_DTYPES = {"bfloat16": "BF16", "float32": "F32"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", metavar="OUT", help="directory to make; must not hold a checkpoint")
+    parser.add_argument("--preset", choices=PRESETS, default="tiny", help="geometry (default: tiny)")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights (default: 0)")
+    parser.add_argument(
+        "--dtype", choices=_DTYPES, default="bfloat16", help="of the weights (default: bfloat16)"
+    )
+    parser.add_argument(
+        "--config-only", action="store_true", help="write config.json alone, enough for dgemma info"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from dgemma.checkpoint.random_weights import write_random
+    from dgemma.checkpoint.save import refuse_taken, write_config
+
+    config = PRESETS[args.preset].config
+    out = Path(args.out)
+    refuse_taken(out)
+    if args.config_only:
+        write_config(out, config.to_json())
+        print(f"{out}: config.json of preset {args.preset}")
+        return 0
+    item = 2 if args.dtype == "bfloat16" else 4
+    total = take_census(config).total_parameters * item
+    _check_disk(out, total)
+    with byte_progress("writing", total) as advance:
+        write_random(out, config, dtype=_DTYPES[args.dtype], seed=args.seed, on_bytes=advance)
+    print(f"{out}: preset {args.preset}, {total / 1e6:,.1f} MB of random {args.dtype} weights")
+    return 0
+
+
+def _check_disk(out: Path, needed: int) -> None:
+    place = out.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise InputError(
+            f"the checkpoint needs {needed / 1e9:.1f} GB, {place} has {free / 1e9:.1f} GB free. "
+            "Choose a smaller preset, or --config-only."
+        )

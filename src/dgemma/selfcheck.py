@@ -1,0 +1,145 @@
+"""Golden tensors of the reference, compared with both doors on a device of yours."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dgemma.checkpoint.safetensors_file import read_entries, read_into
+from dgemma.language_model import LanguageModel, check_device, load
+from dgemma.machine import inspect_machine, package_versions, torch_facts
+
+FP32_LIMIT = 1e-4
+# Another device may round elsewhere than the reference did on its CPU, but not much worse.
+BF16_MARGIN = 1.5
+_DTYPES = {"F32": torch.float32, "I32": torch.int32}
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    dtype: str
+    measure: str  # "largest difference", "typical error" or "differing rows"
+    found: float
+    limit: float
+
+    @property
+    def passed(self) -> bool:
+        return self.found <= self.limit  # NaN is never within a limit
+
+
+@dataclass(frozen=True)
+class Findings:
+    device: str
+    seconds: float
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(finding.passed for finding in self.findings)
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "passed": self.passed,
+            "device": self.device,
+            "seconds": round(self.seconds, 2),
+            "findings": [{**asdict(f), "passed": f.passed} for f in self.findings],
+            "torch": asdict(torch_facts()),
+            "machine": asdict(inspect_machine()),
+            "versions": package_versions(),
+        }
+
+
+def check(device: str, dtypes: Sequence[str]) -> Findings:
+    """Run every comparison on `device` for each dtype."""
+    check_device(device)
+    started = time.perf_counter()
+    findings: list[Finding] = []
+    with (
+        resources.as_file(resources.files("dgemma") / "data" / "golden") as golden,
+        torch.inference_mode(),
+    ):
+        tensors = _read_golden(golden / "golden.safetensors")
+        facts = json.loads((golden / "golden.json").read_text())
+        for dtype in dtypes:
+            lm = load(golden / "checkpoint", dtype=dtype, device=device)
+            found = _life(lm, tensors, facts["lengths"])
+            for name, ours in found.items():
+                ours = ours.float().cpu()
+                if dtype == "float32":
+                    worst = (ours - tensors[name]).abs().max().item()
+                    findings.append(Finding(name, dtype, "largest difference", worst, FP32_LIMIT))
+                else:
+                    typical = typical_error(ours, tensors[name])
+                    limit = BF16_MARGIN * facts["reference_bf16_error"][name]
+                    findings.append(Finding(name, dtype, "typical error", typical, limit))
+            findings.append(_exact_rows(lm.exact(), tensors, facts["lengths"], dtype))
+    return Findings(device, time.perf_counter() - started, tuple(findings))
+
+
+def report(findings: Findings) -> str:
+    """Plain text to paste into an issue."""
+    machine, facts = inspect_machine(), torch_facts()
+    versions = ", ".join(f"{name} {v}" for name, v in package_versions().items() if v)
+    lines = [
+        f"dgemma selfcheck on {findings.device}: {'PASSED' if findings.passed else 'FAILED'}",
+        f"{machine.system}; {machine.processor}; {', '.join(machine.cpu_features) or '-'}",
+        f"torch {facts.version} ({facts.cpu_capability}); "
+        f"cuda: {'; '.join(facts.cuda_devices) or 'none'}; mps: {'yes' if facts.mps else 'none'}",
+        versions,
+        "",
+        f"{'':<6} {'check':<13} {'dtype':<9} {'measure':<19} {'found':>10} {'limit':>10}",
+    ]
+    lines += [
+        f"{'ok' if f.passed else 'FAILED':<6} {f.name:<13} {f.dtype:<9} {f.measure:<19} "
+        f"{f.found:>10.2e} {f.limit:>10.2e}"
+        for f in findings.findings
+    ]
+    lines.append(f"\n{findings.seconds:.1f} seconds")
+    return "\n".join(lines)
+
+
+def typical_error(found: Tensor, truth: Tensor) -> float:
+    """The worst row's median error. In bf16 a token near a routing border may change its expert,
+    which moves it far; a median is blind to the few, not to a mistake."""
+    return (found - truth).abs().flatten(1).median(dim=1).values.max().item()
+
+
+def _life(lm: LanguageModel, golden: dict[str, Tensor], lengths: Sequence[int]) -> dict[str, Tensor]:
+    """What the golden tensors recorded, here with all rows in one batch."""
+    cache = lm.new_cache(batch=len(lengths))
+    encoded = lm.encode(golden["prompt"], cache, lengths=lengths)
+    first = lm.logits(lm.denoise(golden["canvas"], cache))
+    conditioned = lm.logits(lm.denoise(golden["canvas"], cache, lm.soft_embedding(first)))
+    lm.encode(golden["commit"], cache)
+    after = lm.logits(lm.denoise(golden["canvas"], cache))
+    return {"encode": encoded, "first": first, "conditioned": conditioned, "next": after}
+
+
+def _exact_rows(
+    lm: LanguageModel, golden: dict[str, Tensor], lengths: Sequence[int], dtype: str
+) -> Finding:
+    """Rows whose bits change when they run alone: none may, in the exact way."""
+    together = _life(lm, golden, lengths)["next"]
+    differing = 0
+    for row, length in enumerate(lengths):
+        only = {name: golden[name][row : row + 1] for name in ("prompt", "canvas", "commit")}
+        alone = _life(lm, only, [length])["next"]
+        differing += not torch.equal(together[row : row + 1].cpu(), alone.cpu())
+    return Finding("exact rows", dtype, "differing rows", float(differing), 0.0)
+
+
+def _read_golden(path: Path) -> dict[str, Tensor]:
+    tensors = {}
+    for entry in read_entries(path):
+        tensor = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
+        read_into(entry, tensor.view(-1).view(torch.uint8).numpy())
+        tensors[entry.name] = tensor
+    return tensors
