@@ -15,7 +15,7 @@ from dgemma.checkpoint.source import CheckpointSource, open_checkpoint
 from dgemma.errors import DeviceError, InputError, suggestion
 from dgemma.model.cache import KVCache
 from dgemma.model.config import ModelConfig
-from dgemma.model.execution import Execution
+from dgemma.model.execution import default_execution
 from dgemma.model.stack import Stack
 
 # Shapes: batch = rows, tokens = tokens given now, canvas = tokens of the canvas.
@@ -45,12 +45,13 @@ def load(
     """
     target = check_device(device)
     source = open_checkpoint(path)
+    number_type = check_dtype(dtype, source)
     return LanguageModel(
         load_stack(
             source,
-            dtype=check_dtype(dtype, source),
+            dtype=number_type,
             device=target,
-            execution=Execution(exact=exact, grouped_experts=target.type == "cuda" and not exact),
+            execution=default_execution(target, number_type, exact=exact),
             progress=progress,
         ),
         source,

@@ -18,7 +18,7 @@ from dgemma.model.stack import Stack
 from fake_cuda import DEVICE, FakeCuda
 from oracle import CASES, make_oracle, make_ours, tokens
 
-ACCELERATOR = Execution(grouped_experts=True)
+ACCELERATOR = Execution()
 CASE = CASES[3]
 
 # A read of a device value on the host, or a shape that depends on values: each stalls a device.
@@ -63,7 +63,7 @@ def test_a_denoise_forward_reads_nothing_back_in_its_accelerator_form() -> None:
 
 @torch.no_grad()
 def test_the_read_back_test_can_fail() -> None:
-    lm, context, canvas, _ = bf16_model(Execution())
+    lm, context, canvas, _ = bf16_model(Execution(grouped_experts=False))
     with RefuseReadBack(), pytest.raises(AssertionError, match="reads a value back"):
         lm.stack.denoise(canvas, context)
     with RefuseReadBack(), pytest.raises(AssertionError, match="data-dependent"):
@@ -141,7 +141,7 @@ def test_both_doors_compile_to_one_graph() -> None:
 
 @torch.no_grad()
 def test_the_graph_test_can_fail() -> None:
-    lm, context, canvas, _ = bf16_model(Execution())  # the CPU form does read back
+    lm, context, canvas, _ = bf16_model(Execution(grouped_experts=False))  # this form does read back
     torch._dynamo.reset()
     denoise = torch.compile(lm.stack.denoise, fullgraph=True, backend="aot_eager")
     with pytest.raises(Exception, match="data-dependent"):

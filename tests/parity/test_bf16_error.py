@@ -16,7 +16,7 @@ from oracle import CASES, Case, encoder_logits, make_oracle, make_ours, oracle_c
 CASES_IN_BF16 = [CASES[0], CASES[2], CASES[3], CASES[5], CASES[7], CASES[9]]
 WAYS = {
     "plain": Execution(),
-    "grouped": Execution(grouped_experts=True),
+    "by expert": Execution(grouped_experts=False),
     "exact": Execution(exact=True, encode_block=8, expert_tile=8),
 }
 

@@ -156,10 +156,8 @@ def gate_and_up_swapped(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
 
 
 def answers_not_brought_back_in_order(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    by_expert = experts_module.Experts.by_expert
-    patch.setattr(
-        experts_module.Experts, "by_expert", lambda self, *args: by_expert(self, *args).flip(0)
-    )
+    grouped = experts_module.Experts.grouped
+    patch.setattr(experts_module.Experts, "grouped", lambda self, *args: grouped(self, *args).flip(0))
 
 
 def experts_without_shared_mlp(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:

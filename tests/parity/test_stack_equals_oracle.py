@@ -12,7 +12,7 @@ from oracle import CASES, Case, make_oracle, make_ours, oracle_cache, tokens
 TOLERANCE = 1e-4
 WAYS = {
     "plain": Execution(),
-    "grouped": Execution(grouped_experts=True),
+    "by expert": Execution(grouped_experts=False),
     "exact": Execution(exact=True, encode_block=4, expert_tile=4),
 }
 

@@ -19,13 +19,20 @@ class Execution:
     exact: a row's bits do not depend on what shares its batch, nor on how its prompt was cut. Every
       product then runs at a fixed number of rows: `encode_block` tokens aligned to their absolute
       position, a whole canvas, or `expert_tile` rows of one expert.
-    grouped_experts: no number is read back from the device inside a forward.
+    grouped_experts: all experts' products in one call that reads nothing back from the device. The
+      exact way never uses it. Off only where torch lacks it: see `default_execution`.
     """
 
     exact: bool = False
     encode_block: int = 64
     expert_tile: int = 32
-    grouped_experts: bool = False
+    grouped_experts: bool = True
+
+
+def default_execution(device: torch.device, dtype: torch.dtype, *, exact: bool = False) -> Execution:
+    """torch's grouped product takes bf16 on CUDA, anything on a CPU, and is untried on mps."""
+    grouped = device.type in ("cpu", "meta") or (device.type == "cuda" and dtype == torch.bfloat16)
+    return Execution(exact=exact, grouped_experts=grouped)
 
 
 def by_block(block: int | None, function: Callable[..., Result], *tensors: Tensor) -> Result:

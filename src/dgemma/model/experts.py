@@ -47,9 +47,10 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """Many small gated MLPs, of which each token visits k.
 
-    Two forms with the same result: `by_expert` reads the group sizes back and runs one product per
-    expert (the fastest on a CPU, see docs/lab-notes.md); `grouped` reads nothing back, for
-    accelerators and compiled graphs.
+    Two forms with the same result: `grouped` is one product for all experts and reads nothing back
+    from the device; `by_expert` reads the group sizes back and runs expert after expert, which is
+    what the exact way needs, and the plain twin of the other. Both are equally fast on a CPU, and
+    padding the groups to one size is not faster (benchmarks/results/*-expert_forms.json).
     """
 
     gate_up: MatrixBank
@@ -73,7 +74,7 @@ class Experts(nn.Module):
         ):
             expert_of_pair, order = wanted.flatten().sort(stable=True)
             sorted_x = part[order // wanted.shape[-1]]  # [pairs, hidden]
-            if grouped:
+            if grouped and tile is None:
                 sorted_y = self.grouped(sorted_x, expert_of_pair)
             else:
                 sorted_y = self.by_expert(sorted_x, expert_of_pair, tile)

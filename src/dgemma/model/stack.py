@@ -26,7 +26,7 @@ from dgemma.model.attention import (
 )
 from dgemma.model.config import LayerKind, ModelConfig
 from dgemma.model.context import Context, Fresh
-from dgemma.model.execution import Execution, by_block
+from dgemma.model.execution import Execution, by_block, default_execution
 from dgemma.model.layer import Door, Forward, Layer
 from dgemma.model.norm import RmsNorm
 from dgemma.model.rope import Rope
@@ -50,7 +50,7 @@ class Stack(nn.Module):
         super().__init__()
         device = torch.device(device)
         self.config = config
-        self.execution = execution or Execution(grouped_experts=device.type == "cuda")
+        self.execution = execution or default_execution(device, dtype)
         # Rounded to the weight's dtype, as the model was trained.
         self._embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=dtype).item()
         self.embedding = PlainMatrix(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
