@@ -19,7 +19,7 @@ from fake_cuda import DEVICE, FakeCuda
 from oracle import CASES, make_oracle, make_ours, tokens
 
 ACCELERATOR = Execution()
-CASE = CASES[3]
+CASE = CASES[5]  # every expert for every token: bf16 rounding cannot flip a routing choice
 
 # A read of a device value on the host, or a shape that depends on values: each stalls a device.
 FORBIDDEN = {
@@ -121,22 +121,18 @@ def test_released_geometry_runs_under_fake_cuda() -> None:
         assert per_row == pytest.approx(209.5e6 + context_len * 20480, rel=0.01)
 
 
-def close(a: Tensor, b: Tensor) -> None:
-    torch.testing.assert_close(a.float(), b.float(), atol=0.05, rtol=0.05)
-
-
 @torch.no_grad()
 def test_both_doors_compile_to_one_graph() -> None:
     lm, context, canvas, soft = bf16_model(ACCELERATOR)
     torch._dynamo.reset()
     denoise = torch.compile(lm.stack.denoise, fullgraph=True, backend="aot_eager")
-    close(denoise(canvas, context), lm.stack.denoise(canvas, context))
-    close(denoise(canvas, context, soft), lm.stack.denoise(canvas, context, soft))
+    assert torch.equal(denoise(canvas, context), lm.stack.denoise(canvas, context))
+    assert torch.equal(denoise(canvas, context, soft), lm.stack.denoise(canvas, context, soft))
     encode = torch.compile(lm.stack.encode, fullgraph=True, backend="aot_eager")
     hidden, fresh = encode(canvas, context)
     expected, expected_fresh = lm.stack.encode(canvas, context)
-    close(hidden, expected)
-    close(fresh.keys[-1], expected_fresh.keys[-1])
+    assert torch.equal(hidden, expected)
+    assert torch.equal(fresh.keys[-1], expected_fresh.keys[-1])
 
 
 @torch.no_grad()
@@ -150,8 +146,15 @@ def test_the_graph_test_can_fail() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # inductor's own deprecation warnings are not ours to fix
 @torch.no_grad()
-def test_inductor_computes_the_same() -> None:
+def test_inductor_rounds_no_worse_than_eager() -> None:
+    """Fused kernels round bf16 at other places, so both are held against fp32."""
     lm, context, canvas, soft = bf16_model(ACCELERATOR)
+    wide = make_ours(make_oracle(CASE))
+    cache = wide.new_cache(batch=2)
+    wide.encode(tokens(CASE, 2, 30, seed=1), cache, lengths=[30, 9])
+    truth = wide.denoise(canvas, cache, soft.float())
     torch._dynamo.reset()
     denoise = torch.compile(lm.stack.denoise, fullgraph=True)
-    close(denoise(canvas, context, soft), lm.stack.denoise(canvas, context, soft))
+    fused = (denoise(canvas, context, soft).float() - truth).abs().mean()
+    eager = (lm.stack.denoise(canvas, context, soft).float() - truth).abs().mean()
+    assert 0 < fused <= 1.1 * eager
