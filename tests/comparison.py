@@ -27,16 +27,12 @@ def compare_sequence(oracle: object, ours: LanguageModel, case: Case, length: in
 
     theirs = oracle(input_ids=prompt, decoder_input_ids=canvas, past_key_values=past)
     hidden = ours.encode(prompt, cache)
-    found["encode"] = worst(
-        ours.logits(hidden), encoder_logits(oracle, theirs.encoder_last_hidden_state)
-    )
+    found["encode"] = worst(ours.logits(hidden), encoder_logits(oracle, theirs.encoder_last_hidden_state))
     found["cache"] = compare_cache(past, cache)
     logits = ours.logits(ours.denoise(canvas, cache))
     found["first step"] = worst(logits, theirs.logits)
 
-    theirs = oracle(
-        decoder_input_ids=second, past_key_values=past, self_conditioning_logits=theirs.logits
-    )
+    theirs = oracle(decoder_input_ids=second, past_key_values=past, self_conditioning_logits=theirs.logits)
     logits = ours.logits(ours.denoise(second, cache, ours.soft_embedding(logits)))
     found["self-conditioned step"] = worst(logits, theirs.logits)
 

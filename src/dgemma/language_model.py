@@ -86,8 +86,7 @@ def check_dtype(name: str, source: CheckpointSource) -> torch.dtype:
         return DTYPES.get(str(stored), torch.bfloat16)
     if name not in DTYPES:
         raise InputError(
-            f"dtype {name!r} is not supported{suggestion(name, DTYPES)} "
-            f"Supported: auto, {', '.join(DTYPES)}."
+            f"dtype {name!r} is not supported{suggestion(name, DTYPES)} Supported: auto, {', '.join(DTYPES)}."
         )
     return DTYPES[name]
 
@@ -127,9 +126,7 @@ class LanguageModel:
         """An empty cache for `batch` rows; it grows by itself, `capacity` only saves the growing."""
         return KVCache(self.config, batch, dtype=self.dtype, device=self.device, capacity=capacity)
 
-    def encode(
-        self, tokens: Tensor, cache: KVCache, lengths: Sequence[int] | Tensor | None = None
-    ) -> Tensor:
+    def encode(self, tokens: Tensor, cache: KVCache, lengths: Sequence[int] | Tensor | None = None) -> Tensor:
         """Read `tokens` [batch, tokens] causally and append them to `cache`.
 
         `lengths`: how many tokens of each row count, for rows of different length (the rest is
@@ -149,9 +146,7 @@ class LanguageModel:
             counts = [min(left, piece_len - skip) for left, skip in zip(remaining, lead, strict=True)]
             width = -(-max(map(sum, zip(lead, counts, strict=True))) // block) * block
             piece = _cut(tokens, done, lead, counts, width)
-            hidden, fresh = self.stack.encode(
-                piece, cache.context(), lead=tuple(lead), counts=tuple(counts)
-            )
+            hidden, fresh = self.stack.encode(piece, cache.context(), lead=tuple(lead), counts=tuple(counts))
             cache.append(fresh, counts, lead)
             pieces.append((hidden, list(done), lead, counts))
             done = [d + c for d, c in zip(done, counts, strict=True)]
@@ -217,8 +212,7 @@ class LanguageModel:
         values = [int(n) for n in (lengths.tolist() if isinstance(lengths, Tensor) else lengths)]
         if len(values) != rows or not all(0 <= n <= width for n in values):
             raise InputError(
-                f"lengths is {values}; it must hold one number from 0 to {width} for each of "
-                f"{rows} rows."
+                f"lengths is {values}; it must hold one number from 0 to {width} for each of {rows} rows."
             )
         return values
 

@@ -123,9 +123,7 @@ def _life(lm: LanguageModel, golden: dict[str, Tensor], lengths: Sequence[int]) 
     return {"encode": encoded, "first": first, "conditioned": conditioned, "next": after}
 
 
-def _exact_rows(
-    lm: LanguageModel, golden: dict[str, Tensor], lengths: Sequence[int], dtype: str
-) -> Finding:
+def _exact_rows(lm: LanguageModel, golden: dict[str, Tensor], lengths: Sequence[int], dtype: str) -> Finding:
     """Rows whose bits change when they run alone: none may, in the exact way."""
     together = _life(lm, golden, lengths)["next"]
     differing = 0

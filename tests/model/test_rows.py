@@ -36,9 +36,7 @@ def life(lm: LanguageModel, rows: list[int], *, cuts: int = 1) -> list[Tensor]:
             padded[row, : len(part)] = part
         encoded = lm.encode(padded, cache, lengths=lengths)
         for row, length in enumerate(lengths):
-            hidden[row] = torch.cat(
-                (hidden[row].to(encoded.dtype).view(-1), encoded[row, :length].view(-1))
-            )
+            hidden[row] = torch.cat((hidden[row].to(encoded.dtype).view(-1), encoded[row, :length].view(-1)))
     logits = lm.logits(lm.denoise(canvas, cache))
     soft = lm.soft_embedding(logits)
     second = lm.denoise(canvas, cache, soft)

@@ -166,9 +166,7 @@ def experts_without_shared_mlp(lm: LanguageModel, patch: pytest.MonkeyPatch) -> 
 
 
 def norm_adds_one_to_its_weight(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        norm_module, "rms_norm", lambda x, w, eps: rms_norm(x, None if w is None else 1 + w, eps)
-    )
+    patch.setattr(norm_module, "rms_norm", lambda x, w, eps: rms_norm(x, None if w is None else 1 + w, eps))
 
 
 def eps_forgotten(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
@@ -236,9 +234,7 @@ MUTATIONS: list[tuple[Mutation, Case]] = [
 
 @pytest.mark.parametrize(("mutation", "case"), MUTATIONS, ids=lambda x: getattr(x, "__name__", ""))
 @torch.no_grad()
-def test_a_broken_detail_is_caught(
-    mutation: Mutation, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_detail_is_caught(mutation: Mutation, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     oracle = make_oracle(case)
     ours = make_ours(oracle)
     length = 3 * case.window
@@ -261,9 +257,7 @@ def test_padding_that_leaks_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         ours.encode(prompt, cache, lengths=[3, 12])
         logits = ours.logits(ours.denoise(canvas, cache))
         alone = torch.cat((prompt[1, :7], prompt[1]))[None]
-        theirs = oracle(
-            input_ids=alone, decoder_input_ids=canvas[1:], past_key_values=oracle_cache(oracle)
-        )
+        theirs = oracle(input_ids=alone, decoder_input_ids=canvas[1:], past_key_values=oracle_cache(oracle))
         return worst(logits[1:], theirs.logits)
 
     assert difference() < 1e-4

@@ -112,6 +112,4 @@ def _layer_specs(config: ModelConfig, index: int) -> Iterator[TensorSpec]:
         if name == "self_attn.v_proj.weight" and layer.kind is LayerKind.FULL:
             continue
         yield TensorSpec(f"{_DECODER}layers.{index}.{name}", f"layers.{index}.{path}", shape, part)
-    yield TensorSpec(
-        f"{_ENCODER}layers.{index}.layer_scalar", f"layers.{index}.encode_scalar", (1,), "norms"
-    )
+    yield TensorSpec(f"{_ENCODER}layers.{index}.layer_scalar", f"layers.{index}.encode_scalar", (1,), "norms")

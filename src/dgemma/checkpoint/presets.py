@@ -18,7 +18,7 @@ class Preset:
     config: ModelConfig
 
 
-def _layers(
+def layers(
     count: int, *, head_dim: int, kv_heads: int, full_head_dim: int, full_kv_heads: int, every: int = 6
 ) -> tuple[LayerShape, ...]:
     sliding = LayerShape(kind=LayerKind.SLIDING, num_kv_heads=kv_heads, head_dim=head_dim)
@@ -31,7 +31,7 @@ PRESETS = {
         "tests and first steps; a megabyte",
         ModelConfig(
             vocab_size=2048, hidden_size=64, mlp_size=96, num_heads=4,
-            layers=_layers(3, head_dim=16, kv_heads=2, full_head_dim=32, full_kv_heads=1),
+            layers=layers(3, head_dim=16, kv_heads=2, full_head_dim=32, full_kv_heads=1),
             window=64, rope=_ROPE, num_experts=8, experts_per_token=2, expert_size=32,
             norm_eps=1e-6, logit_cap=30.0, canvas_len=32, max_positions=8192,
         ),
@@ -40,7 +40,7 @@ PRESETS = {
         "training experiments on a CPU",
         ModelConfig(
             vocab_size=2048, hidden_size=256, mlp_size=384, num_heads=4,
-            layers=_layers(6, head_dim=64, kv_heads=2, full_head_dim=128, full_kv_heads=1),
+            layers=layers(6, head_dim=64, kv_heads=2, full_head_dim=128, full_kv_heads=1),
             window=256, rope=_ROPE, num_experts=16, experts_per_token=4, expert_size=128,
             norm_eps=1e-6, logit_cap=30.0, canvas_len=128, max_positions=32_768,
         ),
@@ -49,7 +49,7 @@ PRESETS = {
         "speed measurements: 0.7 B parameters, released vocabulary and canvas",
         ModelConfig(
             vocab_size=262_144, hidden_size=1024, mlp_size=1024, num_heads=8,
-            layers=_layers(8, head_dim=128, kv_heads=4, full_head_dim=256, full_kv_heads=2),
+            layers=layers(8, head_dim=128, kv_heads=4, full_head_dim=256, full_kv_heads=2),
             window=1024, rope=_ROPE, num_experts=32, experts_per_token=4, expert_size=512,
             norm_eps=1e-6, logit_cap=30.0, canvas_len=256, max_positions=262_144,
         ),
@@ -58,7 +58,7 @@ PRESETS = {
         "the released geometry; 51 GB, or --config-only",
         ModelConfig(
             vocab_size=262_144, hidden_size=2816, mlp_size=2112, num_heads=16,
-            layers=_layers(30, head_dim=256, kv_heads=8, full_head_dim=512, full_kv_heads=2),
+            layers=layers(30, head_dim=256, kv_heads=8, full_head_dim=512, full_kv_heads=2),
             window=1024, rope=_ROPE, num_experts=128, experts_per_token=8, expert_size=704,
             norm_eps=1e-6, logit_cap=30.0, canvas_len=256, max_positions=262_144,
         ),

@@ -39,9 +39,7 @@ def write_random(
     ]
     with resources.as_file(resources.files("dgemma") / "data" / "tokenizer") as assets:
         companions = sorted(Path(assets).iterdir())
-        write_checkpoint(
-            path, raw, tensors, companions, max_shard_bytes=max_shard_bytes, on_bytes=on_bytes
-        )
+        write_checkpoint(path, raw, tensors, companions, max_shard_bytes=max_shard_bytes, on_bytes=on_bytes)
 
 
 def _chunks(spec: TensorSpec, dtype: str, seed: int) -> Iterator[Any]:

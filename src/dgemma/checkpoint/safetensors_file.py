@@ -105,22 +105,10 @@ def write_file(
     path: Path, tensors: Iterable[TensorToWrite], on_bytes: Callable[[int], None] | None = None
 ) -> None:
     """Write one file; it appears under its name only when it is whole."""
-    # Wider items first keeps every tensor aligned to its item size, which readers that map need.
-    ordered = sorted(tensors, key=lambda t: -ITEM_BYTES[t.dtype])
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for tensor in ordered:
-        header[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [position, position + tensor.nbytes],
-        }
-        position += tensor.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    ordered = _aligned(tensors)
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(header_of(ordered))
         for tensor in ordered:
             written = 0
             for chunk in tensor.chunks():
@@ -131,6 +119,27 @@ def write_file(
     partial.replace(path)
 
 
+def header_of(tensors: Iterable[TensorToWrite]) -> bytes:
+    """The first bytes of a file with these tensors, in the order `write_file` writes them."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for tensor in _aligned(tensors):
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [position, position + tensor.nbytes],
+        }
+        position += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _aligned(tensors: Iterable[TensorToWrite]) -> list[TensorToWrite]:
+    # Wider items first keeps every tensor aligned to its item size, which readers that map need.
+    return sorted(tensors, key=lambda t: -ITEM_BYTES[t.dtype])
+
+
 def _open_regular(path: Path) -> Any:
     try:
         # O_NONBLOCK: a named pipe in place of a file must not make us wait for its writer.
@@ -139,11 +148,10 @@ def _open_regular(path: Path) -> Any:
         raise CheckpointError(f"{path} does not exist; the checkpoint is incomplete.") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be opened: {error.strerror}.") from None
-    file = os.fdopen(descriptor, "rb", buffering=0)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
+        os.close(descriptor)
         raise _bad(path, "is not a regular file.")
-    return file
+    return os.fdopen(descriptor, "rb", buffering=0)
 
 
 def _bad(path: Path, problem: str) -> CheckpointError:

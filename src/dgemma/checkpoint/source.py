@@ -119,9 +119,7 @@ def _read_index(directory: Path) -> dict[str, TensorEntry]:
                 f"{directory} holds {pickles[0]!r}, a pickle file, which can run code when opened. "
                 "dgemma reads safetensors only: convert it first."
             )
-        raise CheckpointError(
-            f"{directory} has neither model.safetensors nor model.safetensors.index.json."
-        )
+        raise CheckpointError(f"{directory} has neither model.safetensors nor model.safetensors.index.json.")
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map; it is corrupt.")

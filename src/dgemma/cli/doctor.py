@@ -77,7 +77,5 @@ def what_it_means(machine: Machine, torch: TorchFacts) -> list[str]:
         f"(the released model has 25.2 B, 50 GB)."
     )
     if torch.threads > machine.cores:
-        advice.append(
-            f"torch uses {torch.threads} threads on {machine.cores} cores: set OMP_NUM_THREADS."
-        )
+        advice.append(f"torch uses {torch.threads} threads on {machine.cores} cores: set OMP_NUM_THREADS.")
     return advice

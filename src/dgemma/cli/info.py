@@ -1,6 +1,7 @@
 """Show a model's geometry, parameters, bytes and cache, and whether it fits this machine.
 
-Only config.json is read: no weights are needed, and none are loaded."""
+Only config.json is read: no weights are needed, and none are loaded. With --check the headers of the
+weights are read too, and whatever would not load is refused by name."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import json
 from dataclasses import asdict
 
 from dgemma.checkpoint.census import Census, take_census
-from dgemma.checkpoint.source import read_config
+from dgemma.checkpoint.source import open_checkpoint, read_config
 from dgemma.machine import inspect_machine
 from dgemma.model.config import LayerKind, ModelConfig
 
@@ -22,11 +23,13 @@ _ROOM_BYTES = 2_000_000_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="a checkpoint directory, or a config.json")
+    parser.add_argument("--check", action="store_true", help="check the weights' headers as well")
     parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
 
 
 def run(args: argparse.Namespace) -> int:
     _, config = read_config(args.path)
+    source = open_checkpoint(args.path) if args.check else None
     census = take_census(config)
     memory = inspect_machine().memory_bytes
     fits = {name: size + _ROOM_BYTES <= memory for name, size in census.bytes.items()}
@@ -37,9 +40,14 @@ def run(args: argparse.Namespace) -> int:
             "memory_bytes": memory,
             "geometry": _geometry(config),
         }
+        if source is not None:
+            found["weights_complete"] = True
         print(json.dumps(found, indent=2))
     else:
         print(_page(config, census, fits, memory))
+        if source is not None:
+            files = {entry.file for entry in source.entries.values()}
+            print(f"weights: {len(source.entries)} tensors in {len(files)} files, complete")
     return 0
 
 

@@ -21,10 +21,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         options = [name for action in self._actions for name in action.option_strings]
         commands = [
-            name
-            for action in self._actions
-            if isinstance(action.choices, dict)
-            for name in action.choices
+            name for action in self._actions if isinstance(action.choices, dict) for name in action.choices
         ]
         hint = ""
         if message.startswith("unrecognized arguments:"):

@@ -64,9 +64,7 @@ class KVCache:
         kinds = [shape.kind for shape in self._config.layers]
         return Context(
             keys=tuple(store[:, : used[kind]] for store, kind in zip(self._keys, kinds, strict=True)),
-            values=tuple(
-                store[:, : used[kind]] for store, kind in zip(self._values, kinds, strict=True)
-            ),
+            values=tuple(store[:, : used[kind]] for store, kind in zip(self._values, kinds, strict=True)),
             slots=used,
             lengths=torch.tensor(self._lengths, device=self._keys[0].device),
             host_lengths=tuple(self._lengths),

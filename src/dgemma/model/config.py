@@ -75,8 +75,7 @@ class ModelConfig:
             raise ConfigError(f"the model has {len(self.layers)} layers; 1 to 1024 are supported.")
         if self.experts_per_token > self.num_experts:
             raise ConfigError(
-                f"top_k_experts is {self.experts_per_token} but there are only "
-                f"{self.num_experts} experts."
+                f"top_k_experts is {self.experts_per_token} but there are only {self.num_experts} experts."
             )
         if not 0 < self.norm_eps < 1:
             raise ConfigError(f"rms_norm_eps is {self.norm_eps}; it must be between 0 and 1.")
@@ -323,8 +322,6 @@ def _rope_shapes(text: _Fields) -> dict[LayerKind, RopeShape]:
             raise ConfigError(f"rope_parameters[{kind.value!r}]: a scaling factor is not supported.")
         theta = fields.number("rope_theta", 1e4)
         if not 1 < theta < 1e12 or not 0 <= share <= 1:
-            raise ConfigError(
-                f"rope_parameters[{kind.value!r}]: theta {theta}, share {share} out of range."
-            )
+            raise ConfigError(f"rope_parameters[{kind.value!r}]: theta {theta}, share {share} out of range.")
         shapes[kind] = RopeShape(theta=theta, rotated_share=share)
     return shapes

@@ -69,9 +69,7 @@ class Experts(nn.Module):
         its company.
         """
         answers = []
-        for part, wanted in zip(
-            x.split(MAX_TOKENS_AT_ONCE), chosen.split(MAX_TOKENS_AT_ONCE), strict=True
-        ):
+        for part, wanted in zip(x.split(MAX_TOKENS_AT_ONCE), chosen.split(MAX_TOKENS_AT_ONCE), strict=True):
             expert_of_pair, order = wanted.flatten().sort(stable=True)
             sorted_x = part[order // wanted.shape[-1]]  # [pairs, hidden]
             if grouped and tile is None:

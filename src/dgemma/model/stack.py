@@ -94,9 +94,7 @@ class Stack(nn.Module):
                 attend[kind] = attend_encode_by_row(
                     tuple(
                         RowSpan(length, length - skipped, length + count)
-                        for length, skipped, count in zip(
-                            context.host_lengths, lead, counts, strict=True
-                        )
+                        for length, skipped, count in zip(context.host_lengths, lead, counts, strict=True)
                     ),
                     self.execution.encode_block,
                     self._window(kind),
@@ -124,9 +122,7 @@ class Stack(nn.Module):
                 attend[kind] = attend_all_rows(mask)
         forward = self._forward(Door.DENOISE, positions, attend, canvas_len)
         if soft is None:
-            x = by_block(
-                forward.block, lambda ids: self.self_conditioning(self._embed(ids), None), canvas
-            )
+            x = by_block(forward.block, lambda ids: self.self_conditioning(self._embed(ids), None), canvas)
         else:
             x = by_block(
                 forward.block,
@@ -162,9 +158,7 @@ class Stack(nn.Module):
     def _window(self, kind: LayerKind) -> int | None:
         return self.config.window if kind is LayerKind.SLIDING else None
 
-    def _forward(
-        self, door: Door, positions: Tensor, attend: dict[LayerKind, Attend], block: int
-    ) -> Forward:
+    def _forward(self, door: Door, positions: Tensor, attend: dict[LayerKind, Attend], block: int) -> Forward:
         dtype = self.embedding.dtype
         every = block if self.execution.exact else None
         return Forward(

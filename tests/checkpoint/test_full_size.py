@@ -1,0 +1,79 @@
+"""The released geometry: names and shapes equal the oracle's, counts equal the published ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    DiffusionGemmaConfig,
+    DiffusionGemmaForBlockDiffusion,
+    DiffusionGemmaTextConfig,
+)
+
+from dgemma.checkpoint.census import take_census
+from dgemma.checkpoint.names import VISION_PREFIXES, tensor_specs
+from dgemma.checkpoint.presets import PRESETS
+from dgemma.model.config import ModelConfig
+from dgemma.model.stack import Stack
+from oracle import tiny_vision_config
+
+RELEASED = DiffusionGemmaTextConfig(
+    vocab_size=262_144, hidden_size=2816, intermediate_size=2112, num_hidden_layers=30,
+    num_attention_heads=16, num_key_value_heads=8, head_dim=256, global_head_dim=512,
+    num_global_key_value_heads=2, sliding_window=1024, num_experts=128, top_k_experts=8,
+    moe_intermediate_size=704, max_position_embeddings=262_144,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def oracle_config() -> DiffusionGemmaConfig:
+    return DiffusionGemmaConfig(text_config=RELEASED, vision_config=tiny_vision_config())
+
+
+def test_our_config_of_the_released_geometry_is_the_26b_preset(
+    oracle_config: DiffusionGemmaConfig,
+) -> None:
+    assert ModelConfig.from_json(oracle_config.to_dict()) == PRESETS["26b"].config
+
+
+def test_names_and_shapes_equal_the_oracles_state_dict(oracle_config: DiffusionGemmaConfig) -> None:
+    with torch.device("meta"):
+        oracle = DiffusionGemmaForBlockDiffusion(oracle_config)
+    specs = list(tensor_specs(PRESETS["26b"].config))
+    tied = {name for spec in specs for name in spec.tied_names}
+    theirs = {
+        name: tuple(tensor.shape)
+        for name, tensor in oracle.state_dict().items()
+        if name not in tied and not name.startswith(VISION_PREFIXES)
+    }
+    assert theirs == {spec.name: spec.shape for spec in specs}
+    assert tied <= oracle.state_dict().keys()
+    stack = Stack(PRESETS["26b"].config, dtype=torch.bfloat16, device="meta")
+    ours = {path: tuple(tensor.shape) for path, tensor in stack.state_dict().items()}
+    assert ours == {spec.path: spec.shape for spec in specs}
+
+
+def test_counts_are_the_published_ones() -> None:
+    census = take_census(PRESETS["26b"].config)
+    parts = census.parameters_by_part
+    assert census.total_parameters // 10**8 == 252
+    assert round(census.active_parameters / 1e8) == 38
+    assert round(parts["experts"] / 1e7) == 2284
+    assert round(parts["attention"] / 1e7) == 111
+    assert round(parts["shared_mlp"] / 1e6) == 535
+    assert round(parts["embedding"] / 1e6) == 738
+    assert round(parts["self_conditioning"] / 1e6) == 18
+    assert sum(parts.values()) == census.total_parameters
+    assert census.bytes["bf16"] == 2 * census.total_parameters
+    # 25 sliding layers x 8 heads x 256, 5 full ones x 2 x 512, K and V in bf16
+    assert census.kv_bytes_per_1k_tokens == {"sliding": 204_800_000, "full": 20_480_000}
+    assert round(census.kv_window_bytes / 1e6) == 210
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_presets_config_round_trips_and_the_oracle_reads_it(name: str) -> None:
+    config = PRESETS[name].config
+    raw = config.to_json()
+    assert ModelConfig.from_json(raw) == config
+    theirs = DiffusionGemmaConfig(**raw)
+    assert ModelConfig.from_json(theirs.to_dict()) == config

@@ -1,0 +1,59 @@
+"""Every broken checkpoint is refused with a typed error that names the fault, and no traceback."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import dgemma
+from broken_checkpoints import BREAKS, Break
+from dgemma.checkpoint.presets import PRESETS
+from dgemma.checkpoint.random_weights import write_random
+from dgemma.cli.main import main
+
+
+@pytest.fixture(scope="session")
+def good_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("good") / "tiny"
+    write_random(path, PRESETS["tiny"].config, max_shard_bytes=500_000)
+    return path
+
+
+def test_there_are_at_least_thirty_and_the_unbroken_one_loads(good_checkpoint: Path) -> None:
+    assert len(BREAKS) >= 30
+    assert dgemma.load(good_checkpoint).config.vocab_size == 2048
+
+
+@pytest.mark.parametrize("break_it", BREAKS, ids=lambda f: f.__name__)
+def test_a_broken_checkpoint_is_refused_by_name(
+    break_it: Break, good_checkpoint: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "model"
+    shutil.copytree(good_checkpoint, target)
+    message = break_it(target)
+    with pytest.raises(dgemma.DgemmaError) as caught:
+        dgemma.load(target)
+    assert message in str(caught.value), str(caught.value)
+    assert isinstance(caught.value, dgemma.CheckpointError | dgemma.ConfigError)
+
+
+@pytest.mark.parametrize("break_it", BREAKS, ids=lambda f: f.__name__)
+def test_the_command_line_shows_one_line_and_no_traceback(
+    break_it: Break,
+    good_checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = tmp_path / "model"
+    shutil.copytree(good_checkpoint, target)
+    message = break_it(target)
+    status = main(["info", "--check", str(target)])
+    captured = capsys.readouterr()
+    assert status == 1
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    assert message in captured.err
+    assert captured.err.startswith("dgemma info: ")
+    assert captured.err.count("\n") == 1

@@ -1,0 +1,124 @@
+"""Our reader and writer against the format's own library, and against arbitrary bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from dgemma.checkpoint.safetensors_file import (
+    TensorToWrite,
+    read_chunks,
+    read_entries,
+    read_into,
+    write_file,
+)
+from dgemma.errors import CheckpointError
+
+quick = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "U8": torch.uint8}
+shapes = st.lists(st.integers(0, 5), max_size=3)
+
+
+@given(st.dictionaries(st.text(min_size=1), st.tuples(st.sampled_from(sorted(DTYPES)), shapes), max_size=6))
+@quick
+def test_what_we_write_the_library_reads(tmp_path: Path, wanted: dict[str, tuple[str, list[int]]]) -> None:
+    wanted.pop("__metadata__", None)
+    tensors = {n: torch.randn(shape).mul(50).to(DTYPES[d]) for n, (d, shape) in wanted.items()}
+    path = tmp_path / "a.safetensors"
+    write_file(
+        path,
+        [
+            TensorToWrite(
+                name,
+                wanted[name][0],
+                tuple(tensor.shape),
+                lambda tensor=tensor: [tensor.reshape(-1).view(torch.uint8).numpy()],
+            )
+            for name, tensor in tensors.items()
+        ],
+    )
+    found = load_file(path)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[n], t) and found[n].dtype == t.dtype for n, t in tensors.items())
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+@given(st.dictionaries(st.text(min_size=1), st.tuples(st.sampled_from(sorted(DTYPES)), shapes), min_size=1))
+@quick
+def test_what_the_library_writes_we_read(tmp_path: Path, wanted: dict[str, tuple[str, list[int]]]) -> None:
+    wanted.pop("__metadata__", None)
+    tensors = {n: torch.randn(shape).mul(50).to(DTYPES[d]) for n, (d, shape) in wanted.items()}
+    save_file(tensors, tmp_path / "b.safetensors")
+    entries = {entry.name: entry for entry in read_entries(tmp_path / "b.safetensors")}
+    assert entries.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        raw = np.empty(entries[name].nbytes, np.uint8)
+        read_into(entries[name], raw)
+        expected = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        assert raw.tobytes() == expected
+        assert b"".join(bytes(c) for c in read_chunks(entries[name], 7)) == expected
+
+
+@given(st.binary(max_size=200))
+@quick
+def test_arbitrary_bytes_are_refused_or_read_but_never_crash(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "c.safetensors"
+    path.write_bytes(data)
+    try:
+        read_entries(path)
+    except CheckpointError as error:
+        assert str(path) in str(error)  # noqa: PT017 - refusing is optional, naming the file is not
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+entry_like = st.fixed_dictionaries(
+    {"dtype": st.sampled_from(["F32", "BF16", "X"]) | json_values,
+     "shape": st.lists(st.integers(-1, 2**70), max_size=4) | json_values,
+     "data_offsets": st.lists(st.integers(-1, 2**70), min_size=2, max_size=2) | json_values}
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.text(max_size=5), entry_like | json_values, max_size=4))
+@quick
+def test_arbitrary_headers_are_refused_or_fit_the_file(tmp_path: Path, header: dict[str, object]) -> None:
+    text = json.dumps(header).encode()
+    path = tmp_path / "d.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 64)
+    try:
+        entries = read_entries(path)
+    except CheckpointError:
+        return
+    assert sum(entry.nbytes for entry in entries) == 64
+
+
+def test_a_half_written_file_never_appears_under_its_name(tmp_path: Path) -> None:
+    def fail() -> list[bytes]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_file(tmp_path / "x.safetensors", [TensorToWrite("a", "U8", (3,), fail)])
+    assert not (tmp_path / "x.safetensors").exists()
+
+
+def test_a_file_without_permission_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.open", refuse)
+    with pytest.raises(CheckpointError, match="cannot be opened: Permission denied"):
+        read_entries(tmp_path / "x.safetensors")
