@@ -23,5 +23,8 @@ test-avx2:  ## the numeric subset as a laptop without AVX-512 would run it
 wheel:
 	$(PY) -m build --wheel --outdir dist .
 
+documented:  ## the README word for word: wheel, empty environment, every block, every example
+	$(PY) tools/run_documented.py README.md
+
 golden:  ## write the golden tensors of `dgemma selfcheck` anew from the oracle
 	$(PY) -m tools.make_golden

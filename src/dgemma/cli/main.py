@@ -20,14 +20,12 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         options = [name for action in self._actions for name in action.option_strings]
-        commands = [
-            name for action in self._actions if isinstance(action.choices, dict) for name in action.choices
-        ]
+        choices = [str(name) for action in self._actions for name in action.choices or ()]
         hint = ""
         if message.startswith("unrecognized arguments:"):
             hint = suggestion(message.split()[2].split("=")[0], options)
-        elif "invalid choice:" in message and "command" in message:
-            hint = suggestion(message.split("'")[1], commands)
+        elif "invalid choice: '" in message:
+            hint = suggestion(message.split("invalid choice: '")[1].split("'")[0], choices)
         self.exit(2, f"{self.prog}: {message}{hint}\nTry: {self.prog} --help\n")
 
 

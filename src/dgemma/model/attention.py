@@ -60,15 +60,24 @@ class Attention(nn.Module):
 
 
 def mix(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax attention with score scale 1; `mask` [rows, 1, tokens or 1, keys], True = visible."""
-    mixed = F.scaled_dot_product_attention(
-        query.transpose(1, 2),
+    """Softmax attention with score scale 1; `mask` [rows, 1, tokens or 1, keys], True = visible.
+
+    Query heads that share a KV head are laid one behind the other as if they were more tokens. The
+    bits are those of torch's own grouped-query mode, but kernels without that mode (CUDA's for large
+    heads) need no copy of the keys and never hold the whole score matrix.
+    """
+    tokens, kv_heads = query.shape[1], keys.shape[2]
+    sharing = query.shape[2] // kv_heads
+    if mask is not None and mask.shape[2] > 1:
+        mask = mask.repeat(1, 1, sharing, 1)
+    mixed: Tensor = F.scaled_dot_product_attention(
+        query.transpose(1, 2).unflatten(1, (kv_heads, sharing)).flatten(2, 3),
         keys.transpose(1, 2),
         values.transpose(1, 2),
         attn_mask=mask,
         scale=1.0,
-        enable_gqa=True,
     )
+    mixed = mixed.unflatten(2, (sharing, tokens)).flatten(1, 2)
     return mixed.transpose(1, 2)
 
 

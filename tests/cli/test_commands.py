@@ -1,0 +1,274 @@
+"""Each command as a user types it: results on stdout, errors in one line, help complete."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, DiffusionGemmaForBlockDiffusion
+
+import dgemma
+from dgemma.checkpoint.safetensors_file import read_entries
+from dgemma.cli.doctor import what_it_means
+from dgemma.cli.main import COMMANDS, build_parser, main
+from dgemma.machine import Machine, TorchFacts
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    try:
+        status = main(argv)
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    status, out, _ = run(capsys, "new", "--preset", "tiny", str(tmp_path / "tiny"))
+    assert status == 0
+    assert "preset tiny" in out
+    return tmp_path / "tiny"
+
+
+def test_info_json_has_the_documented_keys_and_the_published_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, "new", "--preset", "26b", "--config-only", str(tmp_path / "big"))[0] == 0
+    assert [f.name for f in (tmp_path / "big").iterdir()] == ["config.json"]
+    status, out, _ = run(capsys, "info", str(tmp_path / "big"), "--json")
+    assert status == 0
+    found = json.loads(out)
+    assert found["total_parameters"] // 10**8 == 252
+    assert found["active_parameters"] // 10**8 == 38
+    parts = found["parameters_by_part"]
+    assert {"experts", "attention", "shared_mlp", "embedding", "self_conditioning"} <= parts.keys()
+    assert sum(parts.values()) == found["total_parameters"]
+    idle = parts["experts"] * (1 - 8 / 128)
+    assert found["active_parameters"] == found["total_parameters"] - idle
+    assert found["bytes"].keys() == {"bf16", "int8", "4bit"}
+    assert found["kv_bytes_per_1k_tokens"].keys() == {"sliding", "full"}
+    assert found["fits_this_machine"]["bf16"] == (found["bytes"]["bf16"] + 2e9 <= found["memory_bytes"])
+    status, page, _ = run(capsys, "info", str(tmp_path / "big" / "config.json"))
+    assert status == 0
+    assert "25.25 B" in page
+    assert "3.84 B" in page
+    assert "50.5 GB" in page
+
+
+def test_info_check_reads_the_weights_headers(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "info", str(tiny), "--check")
+    assert status == 0
+    assert re.search(r"weights: \d+ tensors in 1 files, complete", out)
+    assert json.loads(run(capsys, "info", str(tiny), "--check", "--json")[1])["weights_complete"]
+
+
+def test_new_makes_what_the_oracle_and_we_both_load(tiny: Path) -> None:
+    lm = dgemma.load(tiny)
+    theirs = DiffusionGemmaForBlockDiffusion.from_pretrained(tiny, dtype="auto").eval()
+    name = "model.decoder.layers.1.experts.down_proj"
+    assert torch.equal(lm.stack.get_parameter("layers.1.experts.down.weight"), theirs.state_dict()[name])
+    assert theirs.generation_config.sampler_config.entropy_bound == 0.1
+    assert theirs.generation_config.eos_token_id == [1, 106]
+
+
+def test_new_carries_a_real_tokenizer(tiny: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    assert len(tokenizer) == dgemma.load(tiny).config.vocab_size
+    for text in ("Fill the gap.", "naïve ☕ 日本 🎉", "def f(x):\n\treturn x  # two  spaces"):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.decode(ids) == text
+    turn = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], add_generation_prompt=True, tokenize=False
+    )
+    assert turn == "<bos><|turn>user\nhi<turn|>\n<|turn>model\n"
+    assert tokenizer.convert_tokens_to_ids(["<|turn>", "<turn|>", "<|think|>"]) == [105, 106, 98]
+
+
+def test_new_is_deterministic_by_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        run(capsys, "new", str(tmp_path / name), "--seed", seed, "--dtype", "float32")
+    a, b, c = ((tmp_path / n / "model.safetensors").read_bytes() for n in "abc")
+    assert a == b
+    assert a != c
+    assert {e.dtype for e in read_entries(tmp_path / "a" / "model.safetensors")} == {"F32"}
+
+
+def test_new_never_overwrites_and_checks_the_disk(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, out, err = run(capsys, "new", str(tiny))
+    assert (status, out) == (1, "")
+    assert "already holds a checkpoint; choose another directory" in err
+    usage = type("Usage", (), {"free": 10})
+    monkeypatch.setattr("shutil.disk_usage", lambda place: usage)
+    status, _, err = run(capsys, "new", str(tmp_path / "x" / "y"))
+    assert status == 1
+    assert "Choose a smaller preset, or --config-only" in err
+
+
+def test_doctor_reports_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "doctor", "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert found["machine"]["cores"] >= 1
+    assert found["machine"]["memory_bytes"] >= found["machine"]["available_bytes"] > 0
+    assert found["torch"]["version"] == torch.__version__
+    assert found["versions"]["dgemma"] == dgemma.__version__
+    status, page, _ = run(capsys, "doctor")
+    assert status == 0
+    assert "what that means" in page
+
+
+@pytest.mark.parametrize(
+    ("features", "cuda", "mps", "threads", "expected"),
+    [
+        (("avx2",), (), False, 2, ["No GPU", "no bf16 instructions"]),
+        (("avx2", "avx512_bf16"), (), False, 2, ["AVX-512"]),
+        (("amx_bf16",), ("H100, 80.0 GB",), False, 2, ["device='cuda'", "dgemma selfcheck", "AMX"]),
+        ((), (), True, 99, ["device='mps'", "OMP_NUM_THREADS"]),
+    ],
+)
+def test_doctors_advice_follows_from_the_facts(
+    features: tuple[str, ...], cuda: tuple[str, ...], mps: bool, threads: int, expected: list[str]
+) -> None:
+    machine = Machine("Linux", "cpu", 4, features, 64_000_000_000, 32_000_000_000)
+    advice = "\n".join(what_it_means(machine, TorchFacts("2.13", threads, "AVX2", cuda, mps)))
+    assert all(words in advice for words in expected), advice
+    assert "15.0 B parameters" in advice
+
+
+def test_selfcheck_passes_here_in_both_dtypes(capsys: pytest.CaptureFixture[str]) -> None:
+    started = time.monotonic()
+    status, out, _ = run(capsys, "selfcheck", "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert found["passed"]
+    assert {f["dtype"] for f in found["findings"]} == {"float32", "bfloat16"}
+    assert time.monotonic() - started < 120
+    status, report, _ = run(capsys, "selfcheck", "--dtype", "float32")
+    assert status == 0
+    assert "PASSED" in report
+    assert "bfloat16" not in report
+
+
+def test_selfcheck_can_fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import dgemma.model.experts as experts
+
+    combine = experts.combine
+    monkeypatch.setattr("dgemma.model.layer.combine", lambda answers, weights: combine(answers, weights**2))
+    status, report, _ = run(capsys, "selfcheck")
+    assert status == 1
+    assert report.count("FAILED") >= 5
+
+
+def test_selfcheck_on_a_device_that_is_not_here_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    device = "mps" if torch.cuda.is_available() else "cuda"
+    status, out, err = run(capsys, "selfcheck", "--device", device)
+    assert (status, out) == (1, "")
+    assert err == (
+        f"dgemma selfcheck: device {device!r} is not available here; "
+        "`dgemma doctor` shows what this machine has.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["inof", "x"], "did you mean 'info'?"),
+        (["info", "x", "--jsno"], "did you mean '--json'?"),
+        (["new", "--preset", "tinny", "x"], "did you mean 'tiny'?"),
+        (["new", "x", "--seed", "abc"], "invalid int value: 'abc'"),
+        ([], "the following arguments are required: COMMAND"),
+        (["info"], "the following arguments are required: PATH"),
+    ],
+)
+def test_a_wrong_word_gets_a_guess_and_status_two(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run(capsys, *argv)
+    assert status == 2
+    assert out == ""
+    assert message in err
+    assert "--help" in err
+
+
+def test_a_wrong_path_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    status, _, err = run(capsys, "info", str(tmp_path / "nothing"))
+    assert status == 1
+    assert err == f"dgemma info: {tmp_path}/nothing does not exist; give the directory of a checkpoint.\n"
+
+
+def test_interrupting_is_clean(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dgemma.cli.info.read_config", interrupted)
+    assert run(capsys, "info", "x") == (130, "", "dgemma info: interrupted\n")
+
+
+def test_help_is_complete_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    status, page, _ = run(capsys, "--help")
+    assert status == 0
+    for module in COMMANDS:
+        name = module.__name__.rpartition(".")[2]
+        assert name in page
+        status, text, _ = run(capsys, name, "--help")
+        assert status == 0
+        assert (module.__doc__ or "").splitlines()[0] in text
+    for action in build_parser()._subparsers._group_actions[0].choices.values():  # type: ignore[union-attr]
+        assert all(a.help for a in action._actions), action.prog
+
+
+def test_help_starts_fast_and_without_torch() -> None:
+    code = (
+        "import sys, time; t = time.perf_counter()\n"
+        "from dgemma.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(time.perf_counter() - t, 'torch' in sys.modules, file=sys.stderr)"
+    )
+    seconds = []
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        elapsed, imported = done.stderr.split()
+        assert imported == "False"
+        seconds.append(float(elapsed))
+    assert min(seconds) < 0.5
+
+
+def test_a_closed_pipe_is_not_an_error(tiny: Path) -> None:
+    command = f"{sys.executable} -m dgemma.cli.main info {tiny} | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+def test_progress_is_plain_lines_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dgemma.cli import progress
+
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    with progress.byte_progress("writing", 2_000_000_000) as advance:
+        advance(500_000_000)
+    assert capsys.readouterr().err == "writing: 0.50 of 2.00 GB\n"
+
+
+def test_progress_is_a_bar_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dgemma.cli import progress
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with progress.byte_progress("writing", 100) as advance:
+        advance(50)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "GB\n" not in err

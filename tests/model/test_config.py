@@ -1,0 +1,113 @@
+"""A configuration is read as released, and round-trips."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dgemma import ConfigError, LayerKind, ModelConfig
+from dgemma.checkpoint.presets import PRESETS
+from oracle import CASES, make_oracle
+
+
+def released(**changes: Any) -> dict[str, Any]:
+    raw = PRESETS["tiny"].config.to_json()
+    raw["text_config"].update(changes)
+    return raw
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_oracles_configuration_round_trips(case: Any) -> None:
+    config = ModelConfig.from_json(make_oracle(case).config.to_dict())
+    assert ModelConfig.from_json(config.to_json()) == config
+
+
+def test_zero_padded_layer_keys_name_their_layer() -> None:
+    raw = released(num_hidden_layers=12, layer_types=None, per_layer_config={"05": {"head_dim": 16}})
+    raw["text_config"]["per_layer_config"]["11"] = {"head_dim": 16}
+    config = ModelConfig.from_json(raw)
+    assert [s.head_dim for s in config.layers if s.kind is LayerKind.FULL] == [16, 16]
+    assert [i for i, s in enumerate(config.layers) if s.kind is LayerKind.FULL] == [5, 11]
+
+
+def test_defaults_are_the_references() -> None:
+    raw = released(rope_parameters=None, layer_types=None, final_logit_softcapping=None)
+    raw["text_config"].pop("per_layer_config")
+    config = ModelConfig.from_json(raw)
+    assert config.logit_cap == 30
+    assert config.rope[LayerKind.SLIDING].theta == 1e4
+    assert config.rope[LayerKind.FULL].rotated_share == 0.25
+    assert config.layers[-1].kind is LayerKind.FULL
+    assert config.layers[-1].head_dim == 512
+
+
+def test_the_last_layer_is_full_whatever_the_list_says() -> None:
+    raw = released(layer_types=["sliding_attention"] * 3)
+    assert ModelConfig.from_json(raw).layers[-1].kind is LayerKind.FULL
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rms_norm_eps": 2.0}, "rms_norm_eps is 2.0"),
+        ({"rms_norm_eps": "small"}, "must be a number"),
+        ({"final_logit_softcapping": -1}, "final_logit_softcapping is -1.0"),
+        ({"head_dim": 15, "layer_types": ["sliding_attention"] * 3}, "even number"),
+        ({"layer_types": "full"}, "must be a list of 3"),
+        ({"per_layer_config": 3}, "per_layer_config is a int"),
+        ({"per_layer_config": {"0": {"head_dim": 32}}}, "layers of one kind share"),
+        ({"rope_parameters": {}}, "lacks an entry for 'sliding_attention'"),
+        ({"vocab_size": True}, "must be a whole number"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"attention_bias": True}, "attention_bias is True"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    raw = released(**changes)
+    if "per_layer_config" in changes and isinstance(changes["per_layer_config"], dict):
+        raw["text_config"]["layer_types"] = ["sliding_attention"] * 3
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_json(raw)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        ("full_attention", {"factor": 8.0}, "scaling factor"),
+        ("full_attention", {"rope_theta": 0.5}, "out of range"),
+        ("sliding_attention", {"partial_rotary_factor": 0.5}, "not supported"),
+    ],
+)
+def test_a_bad_rope_is_refused_by_name(kind: str, values: dict[str, Any], message: str) -> None:
+    raw = released()
+    raw["text_config"]["rope_parameters"][kind].update(values)
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_json(raw)
+
+
+def test_a_model_without_layers_is_refused() -> None:
+    import dataclasses
+
+    with pytest.raises(ConfigError, match="has 0 layers"):
+        dataclasses.replace(PRESETS["tiny"].config, layers=())
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(released()["text_config"])), json_values, max_size=3), json_values
+)
+@settings(max_examples=300)
+def test_arbitrary_values_are_read_or_refused_but_never_crash(changes: dict[str, Any], whole: Any) -> None:
+    for raw in (released(**changes), whole):
+        with contextlib.suppress(ConfigError):
+            ModelConfig.from_json(raw)

@@ -1,0 +1,68 @@
+"""Run the README word for word, as a new user would: in a copy of the tree and an empty environment.
+
+    python tools/run_documented.py README.md
+
+Blocks marked `sh` and `python` run in order in one directory; any failure ends the run. Then the example
+programs run, and wheel size and the start of `dgemma --help` are printed. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MAX_HELP_SECONDS = 0.5
+
+
+def copy_of_the_tree(target: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for name in filter(None, listed.stdout.split("\0")):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target / name)
+
+
+def main(page: str) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        tree, environment = Path(scratch) / "tree", Path(scratch) / "venv"
+        copy_of_the_tree(tree)
+        venv.create(environment, with_pip=True)
+        # Nothing of the calling environment may help: no PYTHONPATH, no other bin first.
+        env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+        env["PATH"] = f"{environment / 'bin'}{os.pathsep}{env['PATH']}"
+
+        def run(*command: str) -> None:
+            subprocess.run(command, cwd=tree, env=env, check=True)
+
+        blocks = BLOCK.findall((tree / page).read_text())
+        assert blocks, f"{page} has no blocks to run"
+        for language, text in blocks:
+            print(f"--- {language}\n{text}", flush=True)
+            run(*(("bash", "-euo", "pipefail", "-c") if language == "sh" else ("python", "-c")), text)
+        for example in sorted((tree / "examples").glob("*.py")):
+            print(f"--- {example.name}", flush=True)
+            run("python", str(example), "my-model")
+        wheel = next((tree / "dist").glob("*.whl"))
+        print(f"wheel: {wheel.stat().st_size / 1e3:.0f} kB")
+        seconds = []
+        for _ in range(7):
+            started = time.perf_counter()
+            subprocess.run(["dgemma", "--help"], env=env, stdout=subprocess.DEVNULL, check=True)
+            seconds.append(time.perf_counter() - started)
+        print(f"dgemma --help: {min(seconds):.3f} to {max(seconds):.3f} s in {len(seconds)} runs")
+        assert sorted(seconds)[len(seconds) // 2] < MAX_HELP_SECONDS
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
