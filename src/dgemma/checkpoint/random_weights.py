@@ -62,9 +62,9 @@ def _distribution(spec: TensorSpec) -> tuple[float, float]:
     if spec.path.endswith("query_norm.weight"):
         return 0.3, 0.01
     if spec.path.endswith(("after_attention.weight", "after_both.weight")):
-        return 0.2, 0.01
+        return 0.5, 0.01
     if spec.path == "embedding.weight":
-        return 0.0, 4 * spec.shape[-1] ** -0.5  # logits spread by about 4
+        return 0.0, 1.5 * spec.shape[-1] ** -0.5  # logits spread by about 1.5
     if len(spec.shape) == 1:
         return 1.0, 0.02
     calm = 0.1 if spec.path == "self_conditioning.mlp.down.weight" else 1.0
