@@ -89,8 +89,10 @@ def test_devices_and_dtypes_that_are_not_here_are_refused(tmp_path: Path) -> Non
     write_random(tmp_path / "m", PRESETS["tiny"].config)
     with pytest.raises(dgemma.DeviceError, match="not available here"):
         dgemma.load(tmp_path / "m", device="mps" if torch.cuda.is_available() else "cuda")
-    with pytest.raises(dgemma.DeviceError, match="not known; did you mean 'cuda'"):
+    with pytest.raises(dgemma.DeviceError, match=r"not known; did you mean 'cuda'\? Known"):
         dgemma.load(tmp_path / "m", device="cudda")
+    with pytest.raises(dgemma.DeviceError, match=r"'warp' is not known\. Known: cpu, cuda, mps\."):
+        dgemma.load(tmp_path / "m", device="warp")
     with pytest.raises(dgemma.InputError, match="did you mean 'float32'"):
         dgemma.load(tmp_path / "m", dtype="floot32")
 

@@ -26,7 +26,7 @@ class DeviceError(DgemmaError):
     """A device or dtype that this machine does not have."""
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for a near miss, else an empty string."""
+def suggestion(name: str, known: Iterable[str], *, otherwise: str = ".") -> str:
+    """The end of a sentence about `name`: `; did you mean 'x'?` for a near miss, else a full stop."""
     near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return f"; did you mean {near[0]!r}?" if near else otherwise

@@ -20,8 +20,8 @@ from dgemma.model.stack import Stack
 
 # Shapes: batch = rows, tokens = tokens given now, canvas = tokens of the canvas.
 
-# A long prompt is read in pieces of at most so many tokens, and fewer where the mask
-# [rows, tokens, context] would pass so many numbers.
+# A long prompt is read in pieces of at most so many tokens, and fewer where attention's mask
+# [rows, heads that share keys x tokens, context] would pass so many numbers.
 MAX_PIECE_TOKENS = 1024
 MAX_MASK_NUMBERS = 64 << 20
 
@@ -142,7 +142,7 @@ class LanguageModel:
         pieces: list[tuple[Tensor, list[int], list[int], list[int]]] = []
         while any(remaining):
             lead = [length % block for length in cache.lengths]
-            piece_len = _piece_len(cache, block)
+            piece_len = _piece_len(self.config, cache, block)
             counts = [min(left, piece_len - skip) for left, skip in zip(remaining, lead, strict=True)]
             width = -(-max(map(sum, zip(lead, counts, strict=True))) // block) * block
             piece = _cut(tokens, done, lead, counts, width)
@@ -233,8 +233,10 @@ class LanguageModel:
         return joined
 
 
-def _piece_len(cache: KVCache, block: int) -> int:
-    affordable = MAX_MASK_NUMBERS // (cache.batch * (max(cache.lengths) + MAX_PIECE_TOKENS))
+def _piece_len(config: ModelConfig, cache: KVCache, block: int) -> int:
+    sharing = config.num_heads // min(shape.num_kv_heads for shape in config.layers)
+    mask_per_token = cache.batch * sharing * (max(cache.lengths) + MAX_PIECE_TOKENS)
+    affordable = MAX_MASK_NUMBERS // mask_per_token
     return max(64, block, min(MAX_PIECE_TOKENS, affordable) // block * block)
 
 

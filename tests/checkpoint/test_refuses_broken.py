@@ -57,3 +57,26 @@ def test_the_command_line_shows_one_line_and_no_traceback(
     assert message in captured.err
     assert captured.err.startswith("dgemma info: ")
     assert captured.err.count("\n") == 1
+
+
+def test_a_config_that_is_too_large_or_unreadable_is_refused(
+    good_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "model"
+    shutil.copytree(good_checkpoint, target)
+    with (target / "config.json").open("r+b") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(dgemma.CheckpointError, match="larger than 64 MiB"):
+        dgemma.load(target)
+
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(dgemma.CheckpointError, match="cannot be read: Permission denied"):
+        dgemma.load(good_checkpoint)
+
+
+def test_a_directory_that_cannot_be_made_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "--config-only", "/proc/none/here"]) == 1
+    assert "cannot be written" in capsys.readouterr().err

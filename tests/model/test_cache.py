@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from dgemma import InputError
 from dgemma.checkpoint.presets import PRESETS
+from dgemma.language_model import LanguageModel
 from dgemma.model.cache import KVCache
 from dgemma.model.config import LayerKind
+from dgemma.model.context import Fresh
+from dgemma.model.stack import Stack
 from oracle import CASES, make_oracle, make_ours, tokens
 
 CASE = CASES[3]  # window 24
@@ -76,4 +81,36 @@ def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
         cache.check_room([limit])
     with pytest.raises(InputError, match="batch is 0"):
         lm.new_cache(0)
+    with pytest.raises(InputError, match=f"capacity is {limit + 1}; this model takes 0 to {limit}"):
+        lm.new_cache(capacity=limit + 1)
     assert cache.lengths == (4,)
+
+
+@torch.no_grad()
+def test_the_last_canvas_of_the_longest_context_runs() -> None:
+    """262,144 positions: rings, masks and rotary tables hold at the far end."""
+    config = dataclasses.replace(PRESETS["tiny"].config, max_positions=262_144)
+    lm = LanguageModel(Stack(config, dtype=torch.bfloat16, device="cpu"))
+    for parameter in lm.stack.parameters():
+        parameter.normal_(0, 0.1)
+    for name, buffer in lm.stack.named_buffers():
+        if "scalar" in name:
+            buffer.fill_(1)
+    length = 262_144 - config.canvas_len
+    cache = lm.new_cache(capacity=length)
+    shapes = [(1, length, s.num_kv_heads, s.head_dim) for s in config.layers]
+    torch.manual_seed(0)
+    fresh = Fresh(*(tuple(torch.randn(s).bfloat16() for s in shapes) for _ in range(2)))
+    cache.append(fresh, [length])
+    canvas = torch.randint(config.vocab_size, (1, config.canvas_len))
+    hidden = lm.denoise(canvas, cache)
+    assert hidden.isfinite().all()
+    # The first position is still seen by full layers, and no longer by sliding ones.
+    for store, changes in ((cache._values[-1], True), (cache._values[0], False)):
+        assert (store.shape[1] >= length) == changes
+    cache._values[-1][:, 0] += 1e4
+    assert not torch.equal(lm.denoise(canvas, cache), hidden)
+    lm.encode(canvas, cache)
+    assert cache.lengths == (262_144,)
+    with pytest.raises(InputError, match="would reach"):
+        lm.denoise(canvas, cache)

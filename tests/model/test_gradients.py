@@ -73,6 +73,18 @@ def test_context_straight_from_encode_equals_the_cache_and_carries_gradients() -
     assert key.grad.abs().max() > 0
 
 
+def test_an_append_without_gradients_does_not_spoil_those_recorded_before() -> None:
+    lm = make_ours(make_oracle(CASE))
+    lm.stack.requires_grad_(True)
+    cache = lm.new_cache()
+    hidden = lm.encode(tokens(CASE, 1, 13, seed=1), cache)
+    loss = hidden.sum() + lm.denoise(tokens(CASE, 1, 8, seed=2), cache).sum()
+    with torch.no_grad():
+        lm.encode(tokens(CASE, 1, 8, seed=3), cache)
+    loss.backward()
+    assert lm.stack.get_parameter("layers.0.attention.key.weight").grad is not None
+
+
 def test_the_table_of_tensors_and_the_stack_agree() -> None:
     lm = make_ours(make_oracle(CASE))
     held = {name: tuple(tensor.shape) for name, tensor in lm.stack.state_dict().items()}

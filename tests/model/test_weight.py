@@ -118,6 +118,7 @@ def test_a_low_rank_addition_on_every_expert_starts_as_nothing_and_learns() -> N
     after.pow(2).mean().backward()
     gradients = [p.grad for p in lm.stack.parameters() if p.requires_grad]
     assert all(g is not None and g.abs().max() > 0 for g in gradients)
+    assert lm.stack.layers[0].experts.down.nbytes > lm.stack.layers[0].experts.down.base.nbytes
     exact = lm.exact()
     torch.testing.assert_close(every_logit(exact), before, atol=1e-4, rtol=0)
 

@@ -23,9 +23,9 @@ class _Parser(argparse.ArgumentParser):
         choices = [str(name) for action in self._actions for name in action.choices or ()]
         hint = ""
         if message.startswith("unrecognized arguments:"):
-            hint = suggestion(message.split()[2].split("=")[0], options)
+            hint = suggestion(message.split()[2].split("=")[0], options, otherwise="")
         elif "invalid choice: '" in message:
-            hint = suggestion(message.split("invalid choice: '")[1].split("'")[0], choices)
+            hint = suggestion(message.split("invalid choice: '")[1].split("'")[0], choices, otherwise="")
         self.exit(2, f"{self.prog}: {message}{hint}\nTry: {self.prog} --help\n")
 
 

@@ -32,6 +32,8 @@ class KVCache:
     ) -> None:
         if batch < 1:
             raise InputError(f"batch is {batch}; a cache needs at least one row.")
+        if capacity is not None and not 0 <= capacity <= config.max_positions:
+            raise InputError(f"capacity is {capacity}; this model takes 0 to {config.max_positions} tokens.")
         self._config = config
         self._batch = batch
         self._lengths = [0] * batch
@@ -41,6 +43,8 @@ class KVCache:
             for s in config.layers
         ]
         self._values = [keys.clone() for keys in self._keys]
+        # Kept beside the host's copy, so that a step sends nothing to the device.
+        self._device_lengths = torch.tensor(self._lengths, device=device)
         if capacity is not None:
             self._reserve(capacity)
 
@@ -66,7 +70,7 @@ class KVCache:
             keys=tuple(store[:, : used[kind]] for store, kind in zip(self._keys, kinds, strict=True)),
             values=tuple(store[:, : used[kind]] for store, kind in zip(self._values, kinds, strict=True)),
             slots=used,
-            lengths=torch.tensor(self._lengths, device=self._keys[0].device),
+            lengths=self._device_lengths,
             host_lengths=tuple(self._lengths),
         )
 
@@ -91,9 +95,11 @@ class KVCache:
                 for stores, new in ((self._keys, fresh.keys), (self._values, fresh.values)):
                     taken = new[index][rows, sources]
                     # Out of place when gradients are recorded: attention still needs the old store.
-                    put = torch.index_put if taken.requires_grad else torch.index_put_
+                    recorded = taken.requires_grad or stores[index].requires_grad
+                    put = torch.index_put if recorded else torch.index_put_
                     stores[index] = put(stores[index], (rows, slots), taken)
         self._lengths = [n + c for n, c in zip(self._lengths, counts, strict=True)]
+        self._device_lengths = torch.tensor(self._lengths, device=self._keys[0].device)
 
     def _places(
         self, kind: LayerKind, counts: Sequence[int], lead: Sequence[int]
