@@ -139,7 +139,7 @@ class LanguageModel:
         execution = self.stack.execution
         block = execution.encode_block if execution.exact else 1
         done = [0] * cache.batch
-        pieces: list[tuple[Tensor, list[int], list[int], list[int]]] = []
+        joined: Tensor | None = None
         while any(remaining):
             lead = [length % block for length in cache.lengths]
             piece_len = _piece_len(self.config, cache, block)
@@ -148,10 +148,14 @@ class LanguageModel:
             piece = _cut(tokens, done, lead, counts, width)
             hidden, fresh = self.stack.encode(piece, cache.context(), lead=tuple(lead), counts=tuple(counts))
             cache.append(fresh, counts, lead)
-            pieces.append((hidden, list(done), lead, counts))
+            if piece is tokens:  # one piece without padding: the usual prompt
+                return hidden
+            joined = self._zeros(tokens) if joined is None else joined
+            for row, (start, skip, count) in enumerate(zip(done, lead, counts, strict=True)):
+                joined[row, start : start + count] = hidden[row, skip : skip + count]
             done = [d + c for d, c in zip(done, counts, strict=True)]
             remaining = [r - c for r, c in zip(remaining, counts, strict=True)]
-        return self._joined(pieces, tokens.shape)
+        return self._zeros(tokens) if joined is None else joined
 
     def denoise(self, canvas: Tensor, cache: KVCache, soft: Tensor | None = None) -> Tensor:
         """One refinement forward of `canvas` [batch, canvas]; the cache is only read.
@@ -185,6 +189,9 @@ class LanguageModel:
         """Write the released layout; tensors kept aside (vision) and tokenizer files come along."""
         save(self.stack, path, self._source, max_shard_bytes=max_shard_bytes)
 
+    def _zeros(self, tokens: Tensor) -> Tensor:
+        return torch.zeros(*tokens.shape, self.config.hidden_size, dtype=self.dtype, device=self.device)
+
     def _checked(self, tokens: Tensor, cache: KVCache, name: str) -> Tensor:
         if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):
             raise InputError(
@@ -216,22 +223,6 @@ class LanguageModel:
             )
         return values
 
-    def _joined(
-        self,
-        pieces: list[tuple[Tensor, list[int], list[int], list[int]]],
-        shape: torch.Size,
-    ) -> Tensor:
-        """The pieces' hidden states at the places of their tokens, zeros in the padding."""
-        if len(pieces) == 1:
-            hidden, _, lead, counts = pieces[0]
-            if not any(lead) and all(count == shape[1] == hidden.shape[1] for count in counts):
-                return hidden
-        joined = torch.zeros(*shape, self.config.hidden_size, dtype=self.dtype, device=self.device)
-        for hidden, done, lead, counts in pieces:
-            for row, (start, skipped, count) in enumerate(zip(done, lead, counts, strict=True)):
-                joined[row, start : start + count] = hidden[row, skipped : skipped + count]
-        return joined
-
 
 def _piece_len(config: ModelConfig, cache: KVCache, block: int) -> int:
     sharing = config.num_heads // min(shape.num_kv_heads for shape in config.layers)
@@ -242,8 +233,8 @@ def _piece_len(config: ModelConfig, cache: KVCache, block: int) -> int:
 
 def _cut(tokens: Tensor, done: list[int], lead: list[int], counts: list[int], width: int) -> Tensor:
     """The next piece of every row, behind its leading padding (token 0)."""
-    if not any(lead) and len(set(done)) == 1 and done[0] + width <= tokens.shape[1]:
-        return tokens[:, done[0] : done[0] + width]
+    if width == tokens.shape[1] and not any(lead) and all(count == width for count in counts):
+        return tokens
     piece = tokens.new_zeros(tokens.shape[0], width)
     for row, (start, skipped, count) in enumerate(zip(done, lead, counts, strict=True)):
         piece[row, skipped : skipped + count] = tokens[row, start : start + count]

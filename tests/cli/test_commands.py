@@ -162,7 +162,7 @@ def test_selfcheck_can_fail(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     import dgemma.model.experts as experts
 
     combine = experts.combine
-    monkeypatch.setattr("dgemma.model.layer.combine", lambda answers, weights: combine(answers, weights**2))
+    monkeypatch.setattr(experts, "combine", lambda answers, place, w: combine(answers, place, w**2))
     status, report, _ = run(capsys, "selfcheck")
     assert status == 1
     assert report.count("FAILED") >= 5

@@ -21,7 +21,7 @@ from dgemma.language_model import LanguageModel
 from dgemma.model.attention import Attention
 from dgemma.model.config import LayerKind
 from dgemma.model.context import Context
-from dgemma.model.layer import Door, Forward
+from dgemma.model.layer import Door, ForwardPlan
 from dgemma.model.norm import rms_norm
 from dgemma.model.rope import Rope, rotate
 from dgemma.model.self_conditioning import SelfConditioning
@@ -123,14 +123,14 @@ def rotate_the_whole_head(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
 
 
 def canvas_positions_from_zero(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    forward = Stack._forward
+    plan = Stack._plan
 
-    def mutated(self: Stack, door: Door, positions: Tensor, *rest: object) -> Forward:
+    def mutated(self: Stack, door: Door, positions: Tensor, *rest: object) -> ForwardPlan:
         if door is Door.DENOISE:
             positions = positions - positions[:, :1]
-        return forward(self, door, positions, *rest)
+        return plan(self, door, positions, *rest)
 
-    patch.setattr(Stack, "_forward", mutated)
+    patch.setattr(Stack, "_plan", mutated)
 
 
 def router_reads_the_normed_copy(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:

@@ -62,14 +62,17 @@ class Experts(nn.Module):
         self.gate_up = PlainBank(count, 2 * width, hidden, dtype=dtype, device=device)
         self.down = PlainBank(count, hidden, width, dtype=dtype, device=device)
 
-    def forward(self, x: Tensor, chosen: Tensor, *, grouped: bool, tile: int | None) -> Tensor:
-        """What each token's experts answer [n, k, hidden], for `x` [n, hidden], `chosen` [n, k].
+    def forward(
+        self, x: Tensor, chosen: Tensor, weights: Tensor, *, grouped: bool, tile: int | None
+    ) -> Tensor:
+        """The weighted answers of each token's experts [n, hidden], for `x` [n, hidden].
 
-        `tile`: run every product on exactly so many rows, which makes a row's bits independent of
-        its company.
+        `chosen` and `weights` [n, k] are the router's. `tile`: run every product on exactly so many
+        rows, which makes a row's bits independent of its company.
         """
         answers = []
-        for part, wanted in zip(x.split(MAX_TOKENS_AT_ONCE), chosen.split(MAX_TOKENS_AT_ONCE), strict=True):
+        parts = zip(*(t.split(MAX_TOKENS_AT_ONCE) for t in (x, chosen, weights)), strict=True)
+        for part, wanted, shares in parts:
             expert_of_pair, order = wanted.flatten().sort(stable=True)
             sorted_x = part[order // wanted.shape[-1]]  # [pairs, hidden]
             if grouped and tile is None:
@@ -77,8 +80,8 @@ class Experts(nn.Module):
             else:
                 sorted_y = self.by_expert(sorted_x, expert_of_pair, tile)
             pair = torch.arange(order.shape[0], device=order.device)
-            back = torch.empty_like(order).scatter_(0, order, pair)
-            answers.append(sorted_y[back].unflatten(0, wanted.shape))
+            place = torch.empty_like(order).scatter_(0, order, pair)  # of each pair in the sorted rows
+            answers.append(combine(sorted_y, place.view_as(wanted), shares))
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
     def grouped(self, x: Tensor, expert_of_pair: Tensor) -> Tensor:
@@ -106,6 +109,13 @@ class Experts(nn.Module):
         return self.down.multiply(expert, gated_gelu(gate, up))
 
 
-def combine(answers: Tensor, weights: Tensor) -> Tensor:
-    """Weigh and sum the experts' answers in fp32: [..., k, hidden], [..., k] -> [..., hidden]."""
-    return (answers * weights[..., None]).sum(-2).to(answers.dtype)
+def combine(answers: Tensor, place: Tensor, weights: Tensor) -> Tensor:
+    """Weigh and sum in fp32 the answers that stand at `place` [n, k]: [pairs, hidden] -> [n, hidden].
+
+    One expert after the other: the order of the sum is fixed whatever the batch, and nothing of size
+    [n, k, hidden] is ever held in fp32.
+    """
+    total = answers[place[:, 0]] * weights[:, :1]
+    for rank in range(1, place.shape[1]):
+        total = total + answers[place[:, rank]] * weights[:, rank : rank + 1]
+    return total.to(answers.dtype)

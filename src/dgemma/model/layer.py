@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dgemma.model.attention import Attend, Attention
 from dgemma.model.config import LayerKind, LayerShape, ModelConfig
 from dgemma.model.execution import Execution, by_block
-from dgemma.model.experts import Experts, Router, combine
+from dgemma.model.experts import Experts, Router
 from dgemma.model.gated_mlp import GatedMlp
 from dgemma.model.norm import RmsNorm
 
@@ -24,7 +24,7 @@ class Door(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forward:
+class ForwardPlan:
     """What all layers of one forward share."""
 
     door: Door
@@ -60,21 +60,20 @@ class Layer(nn.Module):
             self.register_buffer(f"{door.value}_scalar", torch.empty(1, dtype=dtype, device=device))
 
     def forward(
-        self, x: Tensor, past_k: Tensor, past_v: Tensor, forward: Forward
+        self, x: Tensor, past_k: Tensor, past_v: Tensor, plan: ForwardPlan
     ) -> tuple[Tensor, Tensor, Tensor]:
         """-> the new residual [rows, tokens, hidden], and the keys and values computed on the way."""
-        cos, sin = forward.rope[self.kind]
-        query, key, value = by_block(forward.block, self._before, x, cos, sin)
-        mixed = forward.attend[self.kind](query, past_k, past_v, key, value).flatten(2)
-        x, shared, expert_input, weights, chosen = by_block(forward.block, self._between, x, mixed)
+        cos, sin = plan.rope[self.kind]
+        query, key, value = by_block(plan.block, self._before, x, cos, sin)
+        mixed = plan.attend[self.kind](query, past_k, past_v, key, value).flatten(2)
+        x, shared, expert_input, chosen, weights = by_block(plan.block, self._between, x, mixed)
         answers = self.experts(
-            expert_input.flatten(0, 1),
-            chosen.flatten(0, 1),
-            grouped=forward.execution.grouped_experts,
-            tile=forward.execution.expert_tile if forward.execution.exact else None,
+            *(t.flatten(0, 1) for t in (expert_input, chosen, weights)),
+            grouped=plan.execution.grouped_experts,
+            tile=plan.execution.expert_tile if plan.execution.exact else None,
         ).unflatten(0, x.shape[:2])
-        x = by_block(forward.block, self._after, x, shared, answers, weights)
-        return x * self.get_buffer(f"{forward.door.value}_scalar"), key, value
+        x = by_block(plan.block, self._after, x, shared, answers)
+        return x * self.get_buffer(f"{plan.door.value}_scalar"), key, value
 
     def _before(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
         return self.attention.project(self.before_attention(x), cos, sin)
@@ -83,8 +82,8 @@ class Layer(nn.Module):
         x = x + self.after_attention(self.attention.output.multiply(mixed))
         shared = self.after_mlp(self.mlp(self.before_mlp(x)))
         weights, chosen = self.router(x)
-        return x, shared, self.before_experts(x), weights, chosen
+        return x, shared, self.before_experts(x), chosen, weights
 
-    def _after(self, x: Tensor, shared: Tensor, answers: Tensor, weights: Tensor) -> Tensor:
-        change: Tensor = self.after_both(shared + self.after_experts(combine(answers, weights)))
+    def _after(self, x: Tensor, shared: Tensor, answers: Tensor) -> Tensor:
+        change: Tensor = self.after_both(shared + self.after_experts(answers))
         return x + change

@@ -27,7 +27,7 @@ from dgemma.model.attention import (
 from dgemma.model.config import LayerKind, ModelConfig
 from dgemma.model.context import Context, Fresh
 from dgemma.model.execution import Execution, by_block, default_execution
-from dgemma.model.layer import Door, Forward, Layer
+from dgemma.model.layer import Door, ForwardPlan, Layer
 from dgemma.model.norm import RmsNorm
 from dgemma.model.rope import Rope
 from dgemma.model.self_conditioning import SelfConditioning
@@ -82,28 +82,23 @@ class Stack(nn.Module):
         Tokens past a row's count give meaningless hidden states and never reach another token.
         """
         rows, num_tokens = tokens.shape
-        starts = context.lengths
-        if lead is not None:
-            starts = starts - torch.tensor(lead, device=starts.device)
+        lead = lead or (0,) * rows
+        counts = counts or (num_tokens,) * rows
+        starts = context.lengths - torch.tensor(lead, device=context.lengths.device)
         positions = starts[:, None] + torch.arange(num_tokens, device=tokens.device)
-        attend = {}
-        for kind in self.config.kinds:
-            if self.execution.exact:
-                lead = lead or (0,) * rows
-                counts = counts or (num_tokens,) * rows
-                attend[kind] = attend_encode_by_row(
-                    tuple(
-                        RowSpan(length, length - skipped, length + count)
-                        for length, skipped, count in zip(context.host_lengths, lead, counts, strict=True)
-                    ),
-                    self.execution.encode_block,
-                    self._window(kind),
-                )
-            else:
-                mask = encode_mask(positions, context, kind, self.config.window)
-                attend[kind] = attend_all_rows(mask)
-        forward = self._forward(Door.ENCODE, positions, attend, self.execution.encode_block)
-        return self._run(by_block(forward.block, self._embed, tokens), context, forward)
+        block = self.execution.encode_block
+        attend: dict[LayerKind, Attend]
+        if self.execution.exact:
+            spans = tuple(
+                RowSpan(length, first=length - skipped, stop=length + count)
+                for length, skipped, count in zip(context.host_lengths, lead, counts, strict=True)
+            )
+            attend = {k: attend_encode_by_row(spans, block, self._window(k)) for k in self.config.kinds}
+        else:
+            masks = {k: encode_mask(positions, context, k, self.config.window) for k in self.config.kinds}
+            attend = {kind: attend_all_rows(mask) for kind, mask in masks.items()}
+        plan = self._plan(Door.ENCODE, positions, attend, block)
+        return self._run(by_block(plan.block, self._embed, tokens), context, plan)
 
     def denoise(self, canvas: Tensor, context: Context, soft: Tensor | None = None) -> Tensor:
         """Bidirectional forward of `canvas` [rows, canvas] after each row's context.
@@ -111,26 +106,18 @@ class Stack(nn.Module):
         `soft` [rows, canvas, hidden] is the previous step's soft embedding; None at the first step.
         -> hidden states [rows, canvas, hidden].
         """
-        canvas_len = canvas.shape[1]
-        positions = context.lengths[:, None] + torch.arange(canvas_len, device=canvas.device)
-        attend = {}
-        for kind in self.config.kinds:
-            if self.execution.exact:
-                attend[kind] = attend_denoise_by_row(context.host_lengths, self._window(kind))
-            else:
-                mask = denoise_mask(context, kind, self.config.window, canvas_len)
-                attend[kind] = attend_all_rows(mask)
-        forward = self._forward(Door.DENOISE, positions, attend, canvas_len)
-        if soft is None:
-            x = by_block(forward.block, lambda ids: self.self_conditioning(self._embed(ids), None), canvas)
+        length = canvas.shape[1]
+        positions = context.lengths[:, None] + torch.arange(length, device=canvas.device)
+        attend: dict[LayerKind, Attend]
+        if self.execution.exact:
+            lengths = context.host_lengths
+            attend = {k: attend_denoise_by_row(lengths, self._window(k)) for k in self.config.kinds}
         else:
-            x = by_block(
-                forward.block,
-                lambda ids, s: self.self_conditioning(self._embed(ids), s),
-                canvas,
-                soft,
-            )
-        return self._run(x, context, forward)[0]
+            masks = {k: denoise_mask(context, k, self.config.window, length) for k in self.config.kinds}
+            attend = {kind: attend_all_rows(mask) for kind, mask in masks.items()}
+        plan = self._plan(Door.DENOISE, positions, attend, length)
+        inputs = (canvas,) if soft is None else (canvas, soft)
+        return self._run(by_block(plan.block, self._embed_canvas, *inputs), context, plan)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Soft-capped fp32 logits [..., vocabulary]; the product itself is in the model's dtype."""
@@ -155,13 +142,19 @@ class Stack(nn.Module):
     def _embed(self, ids: Tensor) -> Tensor:
         return self.embedding.gather_rows(ids) * self._embedding_scale
 
+    def _embed_canvas(self, ids: Tensor, soft: Tensor | None = None) -> Tensor:
+        embedded: Tensor = self.self_conditioning(self._embed(ids), soft)
+        return embedded
+
     def _window(self, kind: LayerKind) -> int | None:
         return self.config.window if kind is LayerKind.SLIDING else None
 
-    def _forward(self, door: Door, positions: Tensor, attend: dict[LayerKind, Attend], block: int) -> Forward:
+    def _plan(
+        self, door: Door, positions: Tensor, attend: dict[LayerKind, Attend], block: int
+    ) -> ForwardPlan:
         dtype = self.embedding.dtype
         every = block if self.execution.exact else None
-        return Forward(
+        return ForwardPlan(
             door=door,
             execution=self.execution,
             rope={
@@ -172,10 +165,10 @@ class Stack(nn.Module):
             block=every,
         )
 
-    def _run(self, x: Tensor, context: Context, forward: Forward) -> tuple[Tensor, Fresh]:
+    def _run(self, x: Tensor, context: Context, plan: ForwardPlan) -> tuple[Tensor, Fresh]:
         keys, values = [], []
         for layer, past_k, past_v in zip(self.layers, context.keys, context.values, strict=True):
-            x, key, value = layer(x, past_k, past_v, forward)
+            x, key, value = layer(x, past_k, past_v, plan)
             keys.append(key)
             values.append(value)
-        return by_block(forward.block, self.norm, x), Fresh(tuple(keys), tuple(values))
+        return by_block(plan.block, self.norm, x), Fresh(tuple(keys), tuple(values))
