@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "dgemma"
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "model": {"errors"},
+    "diffusion": {"errors"},
     "checkpoint": {"errors", "model"},
     "machine": set(),
     "language_model": {"errors", "model", "checkpoint"},
