@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dgemma.diffusion.noise import Place, Use, place_at, race_times, random_tokens
-from dgemma.diffusion.philox import philox, to_below, to_unit
+from dgemma.diffusion.philox import exact_log, philox, to_below, to_unit
 
 CPU = torch.device("cpu")
 
@@ -78,3 +78,18 @@ def test_units_stay_inside_and_tokens_cover_their_range() -> None:
     expected = tokens.numel() / 7
     chi_square = ((counts - expected) ** 2 / expected).sum().item()
     assert chi_square < 22.5  # 0.1 % point of 6 degrees of freedom
+
+
+def test_the_exact_logarithm_is_a_logarithm() -> None:
+    x = torch.cat((torch.logspace(-30, 30, 20_000, base=2), to_unit(torch.arange(0, 1 << 32, 1 << 20))))
+    truth = x.double().log()
+    error = (exact_log(x) - truth).abs() / truth.abs().clamp(min=1e-3)
+    assert error.max() < 1e-6
+
+
+def test_the_exact_logarithm_does_not_feel_its_place_in_memory() -> None:
+    x = to_unit(torch.randint(1 << 32, (5001,)))
+    whole = exact_log(x)
+    for start in range(1, 40):
+        assert torch.equal(exact_log(x[start:]), whole[start:])
+        assert torch.equal(exact_log(x[start : start + 1]), whole[start : start + 1])

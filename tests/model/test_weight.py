@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dgemma.language_model import LanguageModel
 from dgemma.model.config import LayerKind
-from dgemma.model.weight import Matrix, MatrixBank, PlainBank, PlainMatrix
+from dgemma.model.weight import ALL, Matrix, MatrixBank, PlainBank, PlainMatrix
 from oracle import CASES, make_oracle, make_ours, tokens
 
 CASE = CASES[0]
@@ -25,14 +25,14 @@ class Int8Matrix(Matrix):
     def _wide(self) -> Tensor:
         return self.codes * self.scale
 
-    def multiply(self, x: Tensor) -> Tensor:
-        return x @ self._wide().T
+    def multiply(self, x: Tensor, rows: slice = ALL) -> Tensor:
+        return x @ self._wide()[rows].T
 
     def gather_rows(self, ids: Tensor) -> Tensor:
         return self.codes[ids] * self.scale[ids]
 
-    def mix_rows(self, shares: Tensor) -> Tensor:
-        return shares @ self._wide()
+    def mix_rows(self, shares: Tensor, rows: slice = ALL) -> Tensor:
+        return shares @ self._wide()[rows]
 
     @property
     def nbytes(self) -> int:

@@ -44,7 +44,26 @@ def to_unit(words: Tensor) -> Tensor:
 
 def to_exponential(words: Tensor) -> Tensor:
     """Log of a unit exponential variable, for races in the log domain: log(-log(u))."""
-    return torch.log(-torch.log(to_unit(words)))
+    return exact_log(-exact_log(to_unit(words)))
+
+
+def exact_log(x: Tensor) -> Tensor:
+    """Natural logarithm of positive normal numbers, with the same bits everywhere.
+
+    A library's logarithm differs in its last bit between devices, and on a CPU even with the place of a
+    number in memory. Each operation here is correctly rounded by the standard, so the result is fixed.
+    """
+    mantissa, exponent = torch.frexp(x)  # mantissa in [1/2, 1)
+    low = mantissa < 0.70710678
+    mantissa = torch.where(low, mantissa * 2, mantissa)
+    exponent = torch.where(low, exponent - 1, exponent)
+    s = (mantissa - 1) / (mantissa + 1)  # within 0.1716 of zero: the series ends quickly
+    square = s * s
+    series = square * (1 / 9) + 1 / 7
+    series = series * square + 1 / 5
+    series = series * square + 1 / 3
+    series = series * square + 1
+    return 2 * s * series + exponent * 0.69314718
 
 
 def to_below(words: Tensor, limit: int) -> Tensor:

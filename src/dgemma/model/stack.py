@@ -27,6 +27,7 @@ from dgemma.model.attention import (
 from dgemma.model.config import LayerKind, ModelConfig
 from dgemma.model.context import Context, Fresh
 from dgemma.model.execution import Execution, by_block, default_execution
+from dgemma.model.head import Head
 from dgemma.model.layer import Door, ForwardPlan, Layer
 from dgemma.model.norm import RmsNorm
 from dgemma.model.rope import Rope
@@ -119,20 +120,18 @@ class Stack(nn.Module):
         inputs = (canvas,) if soft is None else (canvas, soft)
         return self._run(by_block(plan.block, self._embed_canvas, *inputs), context, plan)[0]
 
+    @property
+    def head(self) -> Head:
+        return Head(self.embedding, self.config.logit_cap, self._embedding_scale)
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """Soft-capped fp32 logits [..., vocabulary]; the product itself is in the model's dtype."""
-        cap = self.config.logit_cap
-        return self._by_row(lambda h: torch.tanh(self.embedding.multiply(h).float() / cap) * cap, hidden)
+        """Soft-capped fp32 logits [..., vocabulary]."""
+        return self._by_row(self.head.logits, hidden)
 
     def soft_embedding(self, logits: Tensor) -> Tensor:
         """The mean embedding under softmax(`logits`), as self-conditioning wants it."""
         dtype = self.embedding.dtype
-
-        def mean_embedding(row: Tensor) -> Tensor:
-            shares = row.to(dtype).softmax(-1, dtype=torch.float32).to(dtype)
-            return self.embedding.mix_rows(shares) * self._embedding_scale
-
-        return self._by_row(mean_embedding, logits)
+        return self._by_row(lambda row: self.head.mix(row.to(dtype).softmax(-1, torch.float32)), logits)
 
     def _by_row(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if self.execution.exact and x.ndim == 3:

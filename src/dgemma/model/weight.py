@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name all of torch's users know
 
+ALL = slice(None)
+
 
 class Matrix(nn.Module, ABC):
     """A linear map from `in_features` to `out_features`, stored as rows [out, in]."""
@@ -22,16 +24,16 @@ class Matrix(nn.Module, ABC):
     out_features: int
 
     @abstractmethod
-    def multiply(self, x: Tensor) -> Tensor:
-        """`x W^T`: [..., in] -> [..., out]."""
+    def multiply(self, x: Tensor, rows: slice = ALL) -> Tensor:
+        """`x W^T`: [..., in] -> [..., out], or the part of it that `rows` gives."""
 
     @abstractmethod
     def gather_rows(self, ids: Tensor) -> Tensor:
         """Rows by number: [...] -> [..., in]."""
 
     @abstractmethod
-    def mix_rows(self, shares: Tensor) -> Tensor:
-        """`shares W`, a weighted sum of all rows: [..., out] -> [..., in]."""
+    def mix_rows(self, shares: Tensor, rows: slice = ALL) -> Tensor:
+        """`shares W`, a weighted sum of all rows, or of `rows`: [..., out] -> [..., in]."""
 
     @property
     @abstractmethod
@@ -55,14 +57,14 @@ class PlainMatrix(Matrix):
         self.out_features = out_features
         self.weight = _parameter(out_features, in_features, dtype=dtype, device=device)
 
-    def multiply(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+    def multiply(self, x: Tensor, rows: slice = ALL) -> Tensor:
+        return F.linear(x, self.weight[rows])
 
     def gather_rows(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self.weight)
 
-    def mix_rows(self, shares: Tensor) -> Tensor:
-        return shares @ self.weight
+    def mix_rows(self, shares: Tensor, rows: slice = ALL) -> Tensor:
+        return shares @ self.weight[rows]
 
     @property
     def nbytes(self) -> int:
