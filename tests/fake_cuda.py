@@ -51,8 +51,7 @@ def _get(x: Tensor, index: Any) -> Tensor:
         elif isinstance(item, int):
             x = x.select(dim, item)
         elif isinstance(item, slice):
-            assert item.step in (None, 1)
-            x = torch.ops.aten.slice(x, dim, item.start, item.stop)
+            x = torch.ops.aten.slice(x, dim, item.start, item.stop, item.step or 1)
             dim += 1
             advanced.append(None)
         else:

@@ -47,7 +47,7 @@ class EntropyBound:
     bound: float = 0.1
 
     def __call__(self, unsure: Tensor, free: Tensor) -> Tensor:
-        ordered, order = unsure.masked_fill(~free, float("inf")).sort(-1)
+        ordered, order = torch.where(free, unsure, float("inf")).sort(-1)
         kept = (ordered.cumsum(-1) - ordered) <= self.bound
         return torch.zeros_like(kept).scatter(-1, order, kept) & free
 
@@ -59,7 +59,7 @@ class ConfidenceThreshold:
     at_most: float
 
     def __call__(self, unsure: Tensor, free: Tensor) -> Tensor:
-        masked = unsure.masked_fill(~free, float("inf"))
+        masked = torch.where(free, unsure, float("inf"))
         surest = torch.zeros_like(free).scatter(-1, masked.argmin(-1, keepdim=True), True)
         return ((masked <= self.at_most) | surest) & free
 
@@ -71,6 +71,6 @@ class FixedCount:
     count: int
 
     def __call__(self, unsure: Tensor, free: Tensor) -> Tensor:
-        order = unsure.masked_fill(~free, float("inf")).sort(-1).indices
+        order = torch.where(free, unsure, float("inf")).sort(-1).indices
         rank = torch.arange(unsure.shape[-1], device=unsure.device).expand_as(order)
         return torch.zeros_like(free).scatter(-1, order, rank < self.count) & free

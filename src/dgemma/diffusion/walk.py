@@ -8,7 +8,8 @@ embedding is summed per block of 2,048 words under a running maximum.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -53,121 +54,125 @@ def walk(
     temperature 0, the draw is the guess.
     """
     assert tile % BLOCK == 0, tile
-    chunks = _ChunkStatistics(hidden, vocabulary.vocab_size, place)
+    race = None if place is None else _Race(hidden.shape[:2], vocabulary.vocab_size, place)
     soft = _RunningMean() if with_soft else None
+    found: list[_Chunks] = []
     for start in range(0, vocabulary.vocab_size, tile):
         words = slice(start, min(start + tile, vocabulary.vocab_size))
         scaled = scale(vocabulary.logits(hidden, words), temperature)
         if bias is not None:
             scaled = scaled + bias[:, None, words]
-        shares = chunks.add(scaled, start // CHUNK)
-        if soft is not None:
-            soft.add(shares, chunks.tops, start, words.stop, vocabulary)
-    reading = chunks.reading(temperature, place)
-    if soft is None:
-        return reading
-    mean = (soft.total / soft.mass[..., None]).to(hidden.dtype)
-    return Reading(
-        guess=reading.guess,
-        drawn=reading.drawn,
-        entropy=reading.entropy,
-        log_mass=reading.log_mass,
-        top_logit=reading.top_logit,
-        soft=mean,
-    )
-
-
-class _ChunkStatistics:
-    """Per chunk, relative to its own maximum: what the end of the walk merges."""
-
-    def __init__(self, hidden: Tensor, vocab_size: int, place: Place | None) -> None:
-        self.positions = hidden.shape[:2]
-        self.num_chunks = -(-vocab_size // CHUNK)
-        per_chunk = (*self.positions, self.num_chunks)
-        wide = hidden.new_zeros(per_chunk, dtype=torch.float32)
-        self.tops = wide.fill_(float("-inf"))  # largest scaled logit
-        self.sums = torch.zeros_like(wide)  # of exp(logit - top)
-        self.products = torch.zeros_like(wide)  # of exp(logit - top) * (logit - top)
-        self.bests = torch.zeros_like(wide, dtype=torch.int64)  # the top's word in its chunk
-        self.times: Tensor | None = None
-        if place is not None:
-            numbers = torch.arange(self.num_chunks, device=hidden.device).expand(per_chunk)
-            self.times = race_times(place, Use.CHUNK_RACE, numbers)
-            self.lead = wide.new_full(self.positions, float("inf"))
-            self.leader = self.bests.new_zeros(self.positions)
-            self.leader_logits = wide.new_zeros(*self.positions, CHUNK)
-
-    def add(self, scaled: Tensor, first: int) -> Tensor:
-        """Take a tile's logits; give back exp(logit - top of its chunk) [rows, canvas, chunks, CHUNK]."""
-        padding = -scaled.shape[-1] % CHUNK
-        if padding:
-            scaled = torch.nn.functional.pad(scaled, (0, padding), value=float("-inf"))
+        scaled = torch.nn.functional.pad(scaled, (0, -scaled.shape[-1] % CHUNK), value=float("-inf"))
         scaled = scaled.unflatten(-1, (-1, CHUNK))
+        chunks, shares = _look_at(scaled)
+        found.append(chunks)
+        if race is not None:
+            race.run(scaled, chunks, start // CHUNK)
+        if soft is not None:
+            soft.add(shares, chunks.top, words, vocabulary)
+    reading = _merge(found)
+    if race is not None:
+        drawn = torch.where((temperature > 0)[:, None], race.drawn(), reading.guess)
+        reading = replace(reading, drawn=drawn)
+    if soft is not None:
+        reading = replace(reading, soft=soft.mean().to(hidden.dtype))
+    return reading
+
+
+class _Chunks(NamedTuple):
+    """What is kept of each chunk [rows, canvas, chunks], relative to its own largest logit."""
+
+    top: Tensor  # the largest scaled logit
+    best: Tensor  # its word, counted from the chunk's first
+    mass: Tensor  # sum of exp(logit - top)
+    moment: Tensor  # sum of exp(logit - top) * (logit - top)
+
+
+def _look_at(scaled: Tensor) -> tuple[_Chunks, Tensor]:
+    """Statistics of `scaled` [rows, canvas, chunks, CHUNK], and exp(logit - top) of the same shape."""
+    top, best = scaled.max(-1)
+    # A chunk of forbidden words has no finite top; measured from zero its shares are all zero.
+    below = scaled - torch.where(top.isfinite(), top, 0.0)[..., None]
+    shares = below.exp()
+    # Where a share is zero its logit may be -inf: the product is zero there.
+    moment = (shares * below.clamp(min=-1e4)).sum(-1)
+    return _Chunks(top, best, shares.sum(-1), moment), shares
+
+
+def _merge(found: list[_Chunks]) -> Reading:
+    """One reading from all chunks; the order of the sums depends on the vocabulary alone."""
+    chunks = _Chunks(*(torch.cat(parts, dim=-1) for parts in zip(*found, strict=True)))
+    top, leader = chunks.top.max(-1)
+    guess = leader * CHUNK + chunks.best.gather(-1, leader[..., None]).squeeze(-1)
+    lower = chunks.top - top[..., None]
+    weight = lower.exp()
+    mass = (weight * chunks.mass).sum(-1)
+    # Sum of p * (logit - top) over all words, chunk by chunk.
+    moment = chunks.moment + torch.where(weight > 0, lower, 0.0) * chunks.mass
+    entropy = mass.log() - (weight * moment).sum(-1) / mass
+    return Reading(guess, guess, entropy.clamp(min=0.0), top + mass.log(), top)
+
+
+class _Race:
+    """The chunk that leads so far, and its logits: its words race when the walk is over."""
+
+    time: Tensor | None  # [rows, canvas] when the leader finishes; None before the first tile
+    chunk: Tensor  # [rows, canvas] its number
+    logits: Tensor  # [rows, canvas, CHUNK]
+
+    def __init__(self, positions: torch.Size, vocab_size: int, place: Place) -> None:
+        num_chunks = -(-vocab_size // CHUNK)
+        numbers = torch.arange(num_chunks, device=place.seed.device).expand(*positions, num_chunks)
+        self.place = place
+        self.clocks = race_times(place, Use.CHUNK_RACE, numbers)
+        self.time = None
+
+    def run(self, scaled: Tensor, chunks: _Chunks, first: int) -> None:
         here = slice(first, first + scaled.shape[-2])
-        top, best = scaled.max(-1)
-        # A chunk of forbidden words has no finite top; measured from zero its shares are all zero.
-        below = scaled - torch.where(top.isfinite(), top, 0.0)[..., None]
-        shares = below.exp()
-        self.tops[..., here] = top
-        self.bests[..., here] = best
-        self.sums[..., here] = shares.sum(-1)
-        # Where a share is zero its logit may be -inf: the product is zero there.
-        self.products[..., here] = (shares * below.clamp(min=-1e4)).sum(-1)
-        if self.times is not None:
-            self._race(scaled, here)
-        return shares
-
-    def _race(self, scaled: Tensor, here: slice) -> None:
-        assert self.times is not None
-        finish = self.times[..., here] - (self.tops[..., here] + self.sums[..., here].log())
-        time, winner = finish.min(-1)
-        leads = time < self.lead
-        index = winner[..., None, None].expand(*winner.shape, 1, CHUNK)
+        time, chunk = (self.clocks[..., here] - (chunks.top + chunks.mass.log())).min(-1)
+        index = chunk[..., None, None].expand(*chunk.shape, 1, CHUNK)
         logits = scaled.gather(-2, index).squeeze(-2)
-        self.lead = torch.where(leads, time, self.lead)
-        self.leader = torch.where(leads, winner + here.start, self.leader)
-        self.leader_logits = torch.where(leads[..., None], logits, self.leader_logits)
+        chunk = chunk + first
+        if self.time is not None:
+            leads = time < self.time
+            time = torch.where(leads, time, self.time)
+            chunk = torch.where(leads, chunk, self.chunk)
+            logits = torch.where(leads[..., None], logits, self.logits)
+        self.time, self.chunk, self.logits = time, chunk, logits
 
-    def reading(self, temperature: Tensor, place: Place | None) -> Reading:
-        top_logit, chunk = self.tops.max(-1)
-        guess = chunk * CHUNK + self.bests.gather(-1, chunk[..., None]).squeeze(-1)
-        lower = self.tops - top_logit[..., None]
-        weight = lower.exp()
-        mass = (weight * self.sums).sum(-1)
-        # Sum of p * (logit - top) over all words, chunk by chunk.
-        moved = self.products + torch.where(weight > 0, lower, 0.0) * self.sums
-        entropy = mass.log() - (weight * moved).sum(-1) / mass
-        drawn = guess
-        if place is not None:
-            drawn = race_in_chunk(self.leader_logits, self.leader, place)
-            drawn = torch.where((temperature > 0)[:, None], drawn, guess)
-        return Reading(guess, drawn, entropy.clamp(min=0.0), top_logit + mass.log(), top_logit)
+    def drawn(self) -> Tensor:
+        return race_in_chunk(self.logits, self.chunk, self.place)
 
 
 class _RunningMean:
     """The soft embedding so far, relative to the largest logit so far."""
 
-    def __init__(self) -> None:
-        self.total = torch.zeros(())  # [rows, canvas, hidden], fp32
-        self.mass = torch.zeros(())  # [rows, canvas]
-        self.top: Tensor | None = None  # [rows, canvas]
+    top: Tensor | None  # [rows, canvas]; None before the first tile
+    total: Tensor  # [rows, canvas, hidden], fp32
+    mass: Tensor  # [rows, canvas]
 
-    def add(self, shares: Tensor, tops: Tensor, start: int, stop: int, vocabulary: Vocabulary) -> None:
-        for begin in range(start, stop, BLOCK):
-            words = slice(begin, min(begin + BLOCK, stop))
-            block = shares[..., (begin - start) // CHUNK : (begin - start + BLOCK) // CHUNK, :]
-            first = begin // CHUNK
-            block_tops = tops[..., first : first + block.shape[-2]]
+    def __init__(self) -> None:
+        self.top = None
+
+    def add(self, shares: Tensor, tops: Tensor, words: slice, vocabulary: Vocabulary) -> None:
+        """Take a tile's shares [rows, canvas, chunks, CHUNK] and its chunks' tops, block by block."""
+        per_block = BLOCK // CHUNK
+        for number in range(0, shares.shape[-2], per_block):
+            block = shares[..., number : number + per_block, :]
+            block_tops = tops[..., number : number + per_block]
+            begin = words.start + number * CHUNK
+            part = slice(begin, min(begin + BLOCK, words.stop))
             highest = block_tops.amax(-1)
             top = highest if self.top is None else torch.maximum(self.top, highest)
             finite = torch.where(top.isfinite(), top, 0.0)
             weighed = (block * (block_tops - finite[..., None]).exp()[..., None]).flatten(-2)
-            mixed = vocabulary.mix(weighed[..., : words.stop - words.start], words).float()
+            mixed = vocabulary.mix(weighed[..., : part.stop - part.start], part).float()
             mass = weighed.sum(-1)
-            if self.top is None:
-                self.total, self.mass = mixed, mass
-            else:
+            if self.top is not None:
                 shrink = (self.top - finite).exp()
-                self.total = self.total * shrink[..., None] + mixed
-                self.mass = self.mass * shrink + mass
-            self.top = top
+                mixed = self.total * shrink[..., None] + mixed
+                mass = self.mass * shrink + mass
+            self.top, self.total, self.mass = top, mixed, mass
+
+    def mean(self) -> Tensor:
+        return self.total / self.mass[..., None]
