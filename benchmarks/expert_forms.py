@@ -9,7 +9,7 @@ import argparse
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from benchmarks.record import alternate, ratios, spread, write
 

@@ -45,6 +45,15 @@ def test_defaults_are_the_references() -> None:
     assert config.layers[-1].head_dim == 512
 
 
+def test_a_sliding_layer_may_rotate_a_part_of_its_head_too() -> None:
+    raw = released()
+    part = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e4}
+    raw["text_config"]["rope_parameters"]["sliding_attention"] = part
+    config = ModelConfig.from_json(raw)
+    assert config.rope[LayerKind.SLIDING].rotated_share == 0.5
+    assert ModelConfig.from_json(config.to_json()) == config
+
+
 def test_the_last_layer_is_full_whatever_the_list_says() -> None:
     raw = released(layer_types=["sliding_attention"] * 3)
     assert ModelConfig.from_json(raw).layers[-1].kind is LayerKind.FULL

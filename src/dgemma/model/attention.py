@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from dgemma.model.config import LayerKind, LayerShape, ModelConfig
 from dgemma.model.context import Context

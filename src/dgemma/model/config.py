@@ -151,15 +151,14 @@ class ModelConfig:
 
     def to_json(self) -> dict[str, Any]:
         """The same geometry as a `config.json` dictionary that the reference reads too."""
-        rope = {
-            LayerKind.SLIDING.value: {"rope_type": "default"},
-            LayerKind.FULL.value: {"rope_type": "proportional"},
-        }
-        for kind, shape in self.rope.items():
-            rope[kind.value]["rope_theta"] = shape.theta  # type: ignore[assignment]
-        if LayerKind.FULL in self.rope:
-            share = self.rope[LayerKind.FULL].rotated_share
-            rope[LayerKind.FULL.value]["partial_rotary_factor"] = share  # type: ignore[assignment]
+        rope: dict[str, dict[str, Any]] = {}
+        for kind, rotary in self.rope.items():
+            rope[kind.value] = {"rope_type": "default", "rope_theta": rotary.theta}
+            if rotary.rotated_share != 1:
+                rope[kind.value] |= {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": rotary.rotated_share,
+                }
         sliding = next((s for s in self.layers if s.kind is LayerKind.SLIDING), self.layers[0])
         overrides = {
             str(index): {"head_dim": shape.head_dim, "num_key_value_heads": shape.num_kv_heads}
@@ -179,7 +178,7 @@ class ModelConfig:
             "per_layer_config": overrides,
             "layer_types": [shape.kind.value for shape in self.layers],
             "sliding_window": self.window,
-            "rope_parameters": {k: v for k, v in rope.items() if "rope_theta" in v},
+            "rope_parameters": rope,
             "num_experts": self.num_experts,
             "top_k_experts": self.experts_per_token,
             "moe_intermediate_size": self.expert_size,

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - the name all of torch's users know
+from torch.nn import functional as F
 
 ALL = slice(None)
 
