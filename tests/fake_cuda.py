@@ -31,6 +31,9 @@ class _SpelledIndexing(TorchFunctionMode):
     ) -> Any:
         if func is Tensor.__getitem__:
             return _get(*args)
+        if func is Tensor.__setitem__:  # by slices only: what `_get` then gives is a view
+            target, index, value = args
+            return torch.ops.aten.copy_(_get(target, index), value)
         return func(*args, **(kwargs or {}))
 
 

@@ -56,7 +56,7 @@ def walk(
     assert tile % BLOCK == 0, tile
     race = None if place is None else _Race(hidden.shape[:2], vocabulary.vocab_size, place)
     soft = _RunningMean() if with_soft else None
-    found: list[_Chunks] = []
+    table = _empty_table(hidden, vocabulary.vocab_size)
     for start in range(0, vocabulary.vocab_size, tile):
         words = slice(start, min(start + tile, vocabulary.vocab_size))
         scaled = scale(vocabulary.logits(hidden, words), temperature)
@@ -65,12 +65,13 @@ def walk(
         scaled = torch.nn.functional.pad(scaled, (0, -scaled.shape[-1] % CHUNK), value=float("-inf"))
         scaled = scaled.unflatten(-1, (-1, CHUNK))
         chunks, shares = _look_at(scaled)
-        found.append(chunks)
+        for column, values in zip(table, chunks, strict=True):
+            column[..., start // CHUNK : start // CHUNK + values.shape[-1]] = values
         if race is not None:
             race.run(scaled, chunks, start // CHUNK)
         if soft is not None:
             soft.add(shares, chunks.top, words, vocabulary)
-    reading = _merge(found)
+    reading = _merge(table)
     if race is not None:
         drawn = torch.where((temperature > 0)[:, None], race.drawn(), reading.guess)
         reading = replace(reading, drawn=drawn)
@@ -88,6 +89,14 @@ class _Chunks(NamedTuple):
     moment: Tensor  # sum of exp(logit - top) * (logit - top)
 
 
+def _empty_table(hidden: Tensor, vocab_size: int) -> _Chunks:
+    """Room for all chunks, made before the walk: small results kept between large temporaries would
+    leave holes in the heap that add up to the logits themselves."""
+    numbers = hidden.new_empty(3, *hidden.shape[:2], -(-vocab_size // CHUNK), dtype=torch.float32)
+    top, mass, moment = numbers.unbind()
+    return _Chunks(top, torch.empty_like(top, dtype=torch.int64), mass, moment)
+
+
 def _look_at(scaled: Tensor) -> tuple[_Chunks, Tensor]:
     """Statistics of `scaled` [rows, canvas, chunks, CHUNK], and exp(logit - top) of the same shape."""
     top, best = scaled.max(-1)
@@ -99,9 +108,8 @@ def _look_at(scaled: Tensor) -> tuple[_Chunks, Tensor]:
     return _Chunks(top, best, shares.sum(-1), moment), shares
 
 
-def _merge(found: list[_Chunks]) -> Reading:
+def _merge(chunks: _Chunks) -> Reading:
     """One reading from all chunks; the order of the sums depends on the vocabulary alone."""
-    chunks = _Chunks(*(torch.cat(parts, dim=-1) for parts in zip(*found, strict=True)))
     top, leader = chunks.top.max(-1)
     guess = leader * CHUNK + chunks.best.gather(-1, leader[..., None]).squeeze(-1)
     lower = chunks.top - top[..., None]
