@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import DiffusionGemmaForBlockDiffusion
 
 import dgemma
+from dgemma.checkpoint import safetensors_file
 from dgemma.checkpoint.names import tensor_specs
 from oracle import CASES, Case, make_oracle, make_ours, tokens
 
@@ -97,6 +99,8 @@ def test_a_tied_copy_that_differs_is_refused(saved: Path) -> None:
 
 
 def test_loading_converts_dtypes_through_chunks(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = partial(safetensors_file.read_chunks, chunk_bytes=64)  # most tensors then need many chunks
+    monkeypatch.setattr("dgemma.checkpoint.load.read_chunks", small)
     wide = dgemma.load(saved, dtype="float32").stack.state_dict()
     narrow = dgemma.load(saved, dtype="bfloat16").stack.state_dict()
     for name, tensor in wide.items():

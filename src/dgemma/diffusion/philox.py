@@ -50,8 +50,8 @@ def to_exponential(words: Tensor) -> Tensor:
 def exact_log(x: Tensor) -> Tensor:
     """Natural logarithm of positive normal numbers, with the same bits everywhere.
 
-    A library's logarithm differs in its last bit between devices, and on a CPU even with the place of a
-    number in memory. Each operation here is correctly rounded by the standard, so the result is fixed.
+    A library's logarithm promises no last bit, and another device has another library. Each operation
+    here is correctly rounded by the standard, so the result is fixed.
     """
     mantissa, exponent = torch.frexp(x)  # mantissa in [1/2, 1)
     low = mantissa < 0.70710678

@@ -63,8 +63,8 @@ def mix(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Ten
     """Softmax attention with score scale 1; `mask` [rows, 1, tokens or 1, keys], True = visible.
 
     Query heads that share a KV head are laid one behind the other as if they were more tokens. The
-    bits are those of torch's own grouped-query mode, but kernels without that mode (CUDA's for large
-    heads) need no copy of the keys and never hold the whole score matrix.
+    bits are those of torch's own grouped-query mode (on the CPU), and kernels without that mode need no
+    copy of the keys and never hold the whole score matrix.
     """
     tokens, kv_heads = query.shape[1], keys.shape[2]
     sharing = query.shape[2] // kv_heads
