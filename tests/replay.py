@@ -12,12 +12,17 @@ from torch import Tensor
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import EntropyBoundSamplerConfig
 
 from dgemma.diffusion.acceptance import EntropyBound
-from dgemma.diffusion.reading import read_dense, scale
+from dgemma.diffusion.reading import Reading, read_dense, scale
 from dgemma.diffusion.schedule import LinearSchedule
-from dgemma.diffusion.step import Sampler, open_canvas, step
+from dgemma.diffusion.step import Sampler
 from dgemma.diffusion.stopping import StableAndConfident
+from dgemma.events import Finish
+from dgemma.generation.parts import Model
+from dgemma.generation.run import Job, run
 from dgemma.language_model import LanguageModel
-from oracle import Case, make_oracle, oracle_cache
+from dgemma.model.config import ModelConfig
+from dgemma.params import GenerationParams
+from oracle import oracle_cache
 
 EOS, PAD = [1, 5], 0
 
@@ -46,18 +51,6 @@ def settings(sampler: Sampler) -> dict[str, Any]:
     }
 
 
-def calm_oracle(case: Case) -> Any:
-    """Weights on which rounding does not grow from step to step."""
-    oracle = make_oracle(case)
-    with torch.no_grad():
-        for name, tensor in oracle.named_parameters():
-            if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
-                tensor *= 0.5  # at 0.2 nine of ten tokens would copy the noise they started from
-            if name.endswith("self_conditioning.down_proj.weight"):
-                tensor *= 0.3
-    return oracle
-
-
 def generate_with_oracle(oracle: Any, prompt: Tensor, canvases: int, sampler: Sampler, seed: int) -> Recorded:
     found = Recorded(torch.empty(0), 0.0)
     randint, multinomial = torch.randint, torch.multinomial
@@ -84,66 +77,75 @@ def generate_with_oracle(oracle: Any, prompt: Tensor, canvases: int, sampler: Sa
     return found
 
 
-@torch.no_grad()
 def replay(
-    denoise: Callable[[Tensor, Tensor | None], Tensor],
-    encode: Callable[[Tensor], None],
+    model: Model,
+    read: Callable[[Tensor, Tensor], Reading],
     recorded: Recorded,
     prompt: Tensor,
     canvases: int,
     sampler: Sampler,
 ) -> tuple[Tensor, int]:
-    """Our loop on the oracle's draws. `denoise(canvas, scaled logits of the last step) -> logits`."""
+    """The product's own loop, on the oracle's draws. `read(hidden, temperature)` gives all but the draw."""
     randints, multinomials = iter(recorded.randints), iter(recorded.multinomials)
-    encode(prompt)
-    answer: list[Tensor] = []
-    num_steps = 0
-    for number in range(canvases):
-        state = open_canvas(next(randints))
-        scaled: Tensor | None = None
-        while not state.settled.all():
-            left = (sampler.num_steps - state.steps).to(torch.int32)
-            scaled = scale(denoise(state.canvas, scaled), sampler.schedule(left, sampler.num_steps))
-            reading = read_dense(scaled, None)
-            reading = replace(reading, drawn=next(multinomials).view_as(reading.guess))
-            state = step(state, reading, next(randints), sampler)
-            num_steps += 1
-        tokens = state.guess[0].clone()
-        ends = torch.isin(tokens, torch.tensor(EOS)).nonzero()
-        if len(ends):
-            tokens[int(ends[0]) + 1 :] = PAD
-        answer.append(tokens)
-        if len(ends) or number + 1 == canvases:
-            break
-        encode(state.guess)
+
+    def recorded_tokens(*_: Any) -> Tensor:
+        return next(randints)
+
+    def recorded_reading(_: Any, hidden: Tensor, temperature: Tensor, *__: Any) -> Reading:
+        reading = read(hidden, temperature)
+        return replace(reading, drawn=next(multinomials).view_as(reading.guess))
+
+    canvas_len = model.config.canvas_len
+    params = GenerationParams(max_tokens=canvases * canvas_len, end_tokens=tuple(EOS))
+    job = Job(prompts=(tuple(prompt[0].tolist()),), seeds=(0,), params=params, sampler=sampler)
+    with (
+        mock.patch("dgemma.generation.loop.random_tokens", recorded_tokens),
+        mock.patch("dgemma.generation.loop.read_vocabulary", recorded_reading),
+    ):
+        answer = next(event.answer for event in run(model, job) if isinstance(event, Finish))
     assert next(randints, None) is None, "the oracle drew more"
-    return torch.cat(answer), num_steps
+    # The oracle returns whole canvases, filled up behind the end token.
+    filled = [*answer.tokens, *[PAD] * (-len(answer.tokens) % canvas_len)]
+    return torch.tensor(filled), answer.forwards
 
 
 def replay_with_ours(
     lm: LanguageModel, recorded: Recorded, prompt: Tensor, canvases: int, sampler: Sampler
 ) -> tuple[Tensor, int]:
-    cache = lm.new_cache()
+    def read(hidden: Tensor, temperature: Tensor) -> Reading:
+        scaled = scale(lm.logits(hidden), temperature)
+        return replace(read_dense(scaled, None), soft=lm.soft_embedding(scaled))
 
-    def denoise(canvas: Tensor, last: Tensor | None) -> Tensor:
-        soft = None if last is None else lm.soft_embedding(last)
-        return lm.logits(lm.denoise(canvas, cache, soft))
+    return replay(lm, read, recorded, prompt, canvases, sampler)
 
-    def encode(tokens: Tensor) -> None:
-        lm.encode(tokens, cache)
 
-    return replay(denoise, encode, recorded, prompt, canvases, sampler)
+@dataclass
+class OracleDoors:
+    """The oracle's forward behind our loop: its logits stand for hidden states and soft embeddings."""
+
+    oracle: Any
+    config: ModelConfig
+    stack: Any = None
+    device = torch.device("cpu")
+
+    def new_cache(self, batch: int = 1, capacity: int | None = None) -> Any:
+        return oracle_cache(self.oracle)
+
+    def encode(self, tokens: Tensor, cache: Any, lengths: Any = None) -> Tensor:
+        return self.oracle.model.encoder(input_ids=tokens, past_key_values=cache).last_hidden_state
+
+    def denoise(self, canvas: Tensor, cache: Any, soft: Tensor | None = None) -> Tensor:
+        return self.oracle(
+            decoder_input_ids=canvas, past_key_values=cache, self_conditioning_logits=soft
+        ).logits
 
 
 def replay_with_oracles_forward(
     oracle: Any, recorded: Recorded, prompt: Tensor, canvases: int, sampler: Sampler
 ) -> tuple[Tensor, int]:
-    past = oracle_cache(oracle)
+    def read(logits: Tensor, temperature: Tensor) -> Reading:
+        scaled = scale(logits, temperature)
+        return replace(read_dense(scaled, None), soft=scaled)
 
-    def encode(tokens: Tensor) -> None:
-        oracle.model.encoder(input_ids=tokens, past_key_values=past)
-
-    def denoise(canvas: Tensor, last: Tensor | None) -> Tensor:
-        return oracle(decoder_input_ids=canvas, past_key_values=past, self_conditioning_logits=last).logits
-
-    return replay(denoise, encode, recorded, prompt, canvases, sampler)
+    doors = OracleDoors(oracle, ModelConfig.from_json(oracle.config.to_dict()))
+    return replay(doors, read, recorded, prompt, canvases, sampler)

@@ -9,24 +9,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dgemma.errors import CheckpointError, ConfigError, DeviceError, DgemmaError, InputError
+from dgemma.events import Answer, Commit, Draft, Finish, FinishReason
 from dgemma.model.config import LayerKind, ModelConfig
+from dgemma.params import GenerationParams
 
 if TYPE_CHECKING:
+    from dgemma.diffusion.step import Sampler
     from dgemma.language_model import LanguageModel, load
     from dgemma.model.cache import KVCache
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Answer",
     "CheckpointError",
+    "Commit",
     "ConfigError",
     "DeviceError",
     "DgemmaError",
+    "Draft",
+    "Finish",
+    "FinishReason",
+    "GenerationParams",
     "InputError",
     "KVCache",
     "LanguageModel",
     "LayerKind",
     "ModelConfig",
+    "Sampler",
     "__version__",
     "load",
 ]
@@ -34,6 +44,7 @@ __all__ = [
 _LAZY = {
     "KVCache": "dgemma.model.cache",
     "LanguageModel": "dgemma.language_model",
+    "Sampler": "dgemma.diffusion.step",
     "load": "dgemma.language_model",
 }
 

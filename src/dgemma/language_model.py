@@ -1,22 +1,33 @@
-"""The handle a researcher holds: a loaded model and its two doors."""
+"""The handle a user holds: a loaded model, its two doors, and generation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
+from dgemma.checkpoint.hub import resolve
 from dgemma.checkpoint.load import Progress, load_stack
 from dgemma.checkpoint.save import save
-from dgemma.checkpoint.source import CheckpointSource, open_checkpoint
-from dgemma.errors import DeviceError, InputError, suggestion
+from dgemma.checkpoint.source import CheckpointSource, open_checkpoint, read_json
+from dgemma.diffusion.step import Sampler
+from dgemma.errors import CheckpointError, DeviceError, InputError, suggestion
+from dgemma.events import Answer, Event, Finish
+from dgemma.generation.run import Job, fresh_seed, run
+from dgemma.generation.turns import TurnMemory
 from dgemma.model.cache import KVCache
 from dgemma.model.config import ModelConfig
 from dgemma.model.execution import default_execution
 from dgemma.model.stack import Stack
+from dgemma.params import GenerationParams
+from dgemma.text.chat_template import ChatTemplate
+from dgemma.text.detokenizer import Detokenizer
+from dgemma.text.tokenizer import Tokenizer
 
 # Shapes: batch = rows, tokens = tokens given now, canvas = tokens of the canvas.
 
@@ -34,17 +45,21 @@ def load(
     dtype: str = "auto",
     device: str = "cpu",
     exact: bool = False,
+    revision: str | None = None,
     progress: Progress | None = None,
 ) -> LanguageModel:
-    """Load a checkpoint directory in the released layout; tokenizer files are not needed.
+    """Load a checkpoint in the released layout: a directory, or a hub name such as "owner/name".
+
+    The doors need no tokenizer files; whatever takes or gives text does.
 
     dtype: "float32", "bfloat16", or "auto" for the one config.json names.
     device: "cpu", "cuda", "cuda:1", "mps".
     exact: run so that a row's bits never depend on what shares its batch (slower).
+    revision: branch, tag or commit of a hub name.
     progress: called with (bytes read, bytes in all) after each tensor.
     """
     target = check_device(device)
-    source = open_checkpoint(path)
+    source = open_checkpoint(resolve(path, revision=revision))
     number_type = check_dtype(dtype, source)
     return LanguageModel(
         load_stack(
@@ -94,6 +109,11 @@ def check_dtype(name: str, source: CheckpointSource) -> torch.dtype:
 class LanguageModel:
     """A model ready to run. Make one with `dgemma.load`.
 
+    >>> lm.generate("The sea is", max_tokens=100, seed=1).text
+    >>> lm.chat([{"role": "user", "content": "Why is the sea salty?"}]).text
+
+    The two doors behind it:
+
     >>> lm = dgemma.load("path/to/checkpoint", dtype="float32")
     >>> cache = lm.new_cache(batch=1)
     >>> lm.encode(torch.tensor([[2, 17, 5]]), cache)       # the prompt, causal
@@ -109,6 +129,7 @@ class LanguageModel:
     def __init__(self, stack: Stack, source: CheckpointSource | None = None) -> None:
         self.stack = stack
         self._source = source
+        self._memory = TurnMemory()
 
     @property
     def config(self) -> ModelConfig:
@@ -183,7 +204,199 @@ class LanguageModel:
         twin = LanguageModel.__new__(LanguageModel)
         twin.stack = self.stack.with_execution(replace(self.stack.execution, exact=exact))
         twin._source = self._source
+        twin._memory = TurnMemory()  # a cache computed in another way is another cache
         return twin
+
+    # Text
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        return Tokenizer.from_directory(self._directory)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The checkpoint's chat template."""
+        return ChatTemplate.from_directory(self._directory, self.tokenizer)
+
+    @property
+    def has_chat_template(self) -> bool:
+        try:
+            return self.chat_template is not None
+        except CheckpointError:
+            return False
+
+    @cached_property
+    def generation_defaults(self) -> GenerationParams:
+        """The checkpoint's generation_config.json, or the reference's defaults where it has none."""
+        file = None if self._source is None else self._source.path / "generation_config.json"
+        if file is None or not file.is_file():
+            return GenerationParams()
+        try:
+            return GenerationParams.from_generation_config(read_json(file))
+        except InputError as error:
+            raise CheckpointError(f"{file}: {error}") from None
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The text each token adds; a token that ends within a character adds none."""
+        detokenizer = Detokenizer(self.tokenizer)
+        pieces = [detokenizer.add([token]) for token in tokens]
+        if pieces:
+            pieces[-1] += detokenizer.finish()
+        return pieces
+
+    # Generation
+
+    @overload
+    def generate(self, prompt: str, **options: Any) -> Answer: ...
+    @overload
+    def generate(self, prompt: Sequence[str], **options: Any) -> list[Answer]: ...
+    @overload
+    def generate(self, prompt: Sequence[int], **options: Any) -> Answer: ...
+    @overload
+    def generate(self, prompt: Sequence[Sequence[int]], **options: Any) -> list[Answer]: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        seeds: Sequence[int] | None = None,
+        preset: str | None = None,
+        sampler: Sampler | None = None,
+        **options: Any,
+    ) -> Answer | list[Answer]:
+        """Continue a text, or a list of texts in one batch. Token ids are taken as they are.
+
+        seeds: one per prompt of a list; with `seed=n` alone, prompt i takes n + i.
+        preset: "fast", "balanced" or "thorough". sampler: your own, in place of the options'.
+        options: the fields of `dgemma.GenerationParams`.
+        """
+        prompts, is_list = self._prompts(prompt)
+        job = self._job(prompts, seeds, preset, sampler, options, drafts=False)
+        answers = {e.row: e.answer for e in run(self, job) if isinstance(e, Finish)}
+        return [answers[row] for row in range(len(prompts))] if is_list else answers[0]
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        drafts: bool = True,
+        preset: str | None = None,
+        sampler: Sampler | None = None,
+        **options: Any,
+    ) -> Iterator[Event]:
+        """Like `generate` for one prompt: `Draft` per step, `Commit` per canvas, `Finish` at the end."""
+        prompts, is_list = self._prompts(prompt)
+        if is_list:
+            raise InputError("prompt is a list of prompts; stream takes one. Use generate for a batch.")
+        return run(self, self._job(prompts, None, preset, sampler, options, drafts=drafts))
+
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool = False,
+        preset: str | None = None,
+        sampler: Sampler | None = None,
+        **options: Any,
+    ) -> Answer:
+        """Answer a conversation through the checkpoint's chat template.
+
+        Give the whole conversation at each turn; what the last turn already read is not read again.
+        """
+        events = self.stream_chat(
+            messages,
+            tools=tools,
+            thinking=thinking,
+            drafts=False,
+            preset=preset,
+            sampler=sampler,
+            **options,
+        )
+        return next(event.answer for event in events if isinstance(event, Finish))
+
+    def stream_chat(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool = False,
+        drafts: bool = True,
+        preset: str | None = None,
+        sampler: Sampler | None = None,
+        **options: Any,
+    ) -> Iterator[Event]:
+        """Like `chat`, as a stream of events."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        prompt = self.chat_template.render(messages, tools=tools, enable_thinking=thinking)
+        job = self._job([tuple(prompt)], None, preset, sampler, options, drafts=drafts)
+        return run(self, replace(job, memory=self._memory))
+
+    def _job(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        seeds: Sequence[int] | None,
+        preset: str | None,
+        sampler: Sampler | None,
+        options: dict[str, Any],
+        *,
+        drafts: bool,
+    ) -> Job:
+        params = GenerationParams.make(self.generation_defaults, preset=preset, **options)
+        if seeds is None:
+            first = fresh_seed() if params.seed is None else params.seed
+            seeds = [first + row for row in range(len(prompts))]
+        if len(seeds) != len(prompts):
+            raise InputError(f"seeds has {len(seeds)} numbers for {len(prompts)} prompts; give one for each.")
+        seeds = [GenerationParams(seed=seed).seed or 0 for seed in seeds]  # checked like `seed`
+        if params.stop or self._has_tokenizer:
+            tokenizer: Tokenizer | None = self.tokenizer
+        else:
+            tokenizer = None
+        return Job(
+            prompts=tuple(prompts),
+            seeds=tuple(seeds),
+            params=params,
+            tokenizer=tokenizer,
+            sampler=sampler,
+            drafts=drafts,
+        )
+
+    def _prompts(self, prompt: Any) -> tuple[list[tuple[int, ...]], bool]:
+        """Token ids of each prompt, and whether it was a list of them."""
+        if isinstance(prompt, str):
+            return [self._text_ids(prompt)], False
+        if not isinstance(prompt, Sequence):
+            raise InputError(
+                f"prompt is a {type(prompt).__name__}; give text, token ids, or a list of either."
+            )
+        if not prompt:
+            raise InputError("prompt is an empty list; give at least one prompt.")
+        if all(isinstance(item, str) for item in prompt):
+            return [self._text_ids(item) for item in prompt], True
+        if all(_is_token(item) for item in prompt):
+            return [tuple(prompt)], False
+        if all(isinstance(item, Sequence) and all(map(_is_token, item)) for item in prompt):
+            return [tuple(item) for item in prompt], True
+        raise InputError("prompt is a list of mixed things; give texts only, or lists of token ids only.")
+
+    def _text_ids(self, text: str) -> tuple[int, ...]:
+        bos = self.tokenizer.bos_id
+        return (*(() if bos is None else (bos,)), *self.tokenizer.encode(text))
+
+    @property
+    def _directory(self) -> Path:
+        if self._source is None:
+            raise CheckpointError(
+                "this model has no files behind it, so no tokenizer; load it from a directory."
+            )
+        return self._source.path
+
+    @property
+    def _has_tokenizer(self) -> bool:
+        return self._source is not None and (self._source.path / "tokenizer.json").is_file()
 
     def save(self, path: str | Path, *, max_shard_bytes: int = 5_000_000_000) -> None:
         """Write the released layout; tensors kept aside (vision) and tokenizer files come along."""
@@ -222,6 +435,10 @@ class LanguageModel:
                 f"lengths is {values}; it must hold one number from 0 to {width} for each of {rows} rows."
             )
         return values
+
+
+def _is_token(item: object) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
 
 
 def _piece_len(config: ModelConfig, cache: KVCache, block: int) -> int:

@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dgemma.diffusion.block import BLOCK
+from dgemma.diffusion.likeliest import truncation_floor
 from dgemma.diffusion.noise import Place, place_at
-from dgemma.diffusion.reading import read_dense, scale
-from dgemma.diffusion.walk import BLOCK, Vocabulary, walk
+from dgemma.diffusion.reading import Reading, read_dense, scale
+from dgemma.diffusion.token_classes import TokenClasses
+from dgemma.diffusion.walk import Vocabulary, Wishes, join, walk, walk_part
 
 CPU = torch.device("cpu")
 
@@ -28,7 +31,9 @@ class TableVocabulary:
     def vocab_size(self) -> int:
         return self.table.shape[-1]
 
-    def logits(self, hidden: Tensor, words: slice) -> Tensor:
+    logit_cap = None
+
+    def products(self, hidden: Tensor, words: slice) -> Tensor:
         return self.table[..., words]
 
     def mix(self, shares: Tensor, words: slice) -> Tensor:
@@ -66,8 +71,8 @@ def test_the_walk_equals_an_fp64_dense_twin(
         biases = torch.zeros(2, vocab)
         biases[:, torch.arange(vocab) % 3 == 1] = bias
     place = places(2, seed)
-    found = walk(hidden, vocabulary, heat, place, bias=biases, tile=tile)
-    scaled = scale(vocabulary.logits(hidden, slice(None)), heat)
+    found = walk(hidden, vocabulary, heat, place, Wishes(bias=biases), tile=tile)
+    scaled = scale(vocabulary.products(hidden, slice(None)), heat)
     scaled = scaled if biases is None else scaled + biases[:, None]
     truth = read_dense(scaled.double(), place)
     assert torch.equal(found.guess, truth.guess)
@@ -92,6 +97,31 @@ def test_nothing_of_a_draw_depends_on_the_tile_size() -> None:
             assert torch.equal(getattr(base, name), getattr(other, name)), (tile, name)
 
 
+def in_shards(
+    count: int, vocabulary: Vocabulary, hidden: Tensor, heat: Tensor, place: Place, wishes: Wishes
+) -> Reading:
+    """Each shard walks its own words, as if it stood on a device of its own."""
+    size = -(-vocabulary.vocab_size // (count * BLOCK)) * BLOCK
+    shards = [slice(a, min(a + size, vocabulary.vocab_size)) for a in range(0, vocabulary.vocab_size, size)]
+    assert len(shards) == count
+    return join([walk_part(hidden, vocabulary, heat, place, wishes, words=words) for words in shards])
+
+
+def test_four_vocabulary_shards_join_to_the_same_bits() -> None:
+    vocabulary, hidden = make(2, 40, 60_000, seed=6)
+    heat = torch.tensor([0.8, 0.3])
+    wishes = Wishes(num_likeliest=7, classes=TokenClasses(torch.arange(60_000) % 13, 13))
+    whole = walk(hidden, vocabulary, heat, places(2, 3), wishes)
+    joined = in_shards(4, vocabulary, hidden, heat, places(2, 3), wishes)
+    for name in ("guess", "drawn", "entropy", "log_mass", "top_logit"):
+        assert torch.equal(getattr(whole, name), getattr(joined, name)), name
+    assert all(map(torch.equal, whole.likeliest, joined.likeliest))
+    assert torch.equal(whole.classes.best, joined.classes.best)
+    assert torch.equal(whole.classes.drawn, joined.classes.drawn)
+    assert torch.allclose(whole.classes.log_mass, joined.classes.log_mass, atol=1e-5, rtol=0)
+    assert torch.allclose(whole.soft, joined.soft, atol=1e-5, rtol=0)
+
+
 def test_a_row_alone_draws_what_it_draws_in_company() -> None:
     vocabulary, hidden = make(3, 10, 9000, seed=2)
     heat = torch.tensor([0.8, 0.5, 0.4])
@@ -103,25 +133,32 @@ def test_a_row_alone_draws_what_it_draws_in_company() -> None:
 
 
 def chi_square(counts: Tensor, expected: Tensor) -> float:
-    """Over the likely words, the rest pooled."""
-    likely = expected >= 5
-    pooled_counts = torch.cat((counts[likely], counts[~likely].sum()[None]))
-    pooled = torch.cat((expected[likely], expected[~likely].sum()[None]))
-    used = pooled > 0
-    assert pooled_counts[~used].sum() == 0, "a word of zero probability was drawn"
-    statistic = ((pooled_counts - pooled)[used] ** 2 / pooled[used]).sum().item()
-    freedom = int(used.sum()) - 1
+    """Over pools of words, each expected about ten times or more."""
+    assert counts[expected == 0].sum() == 0, "a word of zero probability was drawn"
+    ordered, order = expected.sort(descending=True)
+    pool_of = (ordered.cumsum(-1) // 10).long().unique_consecutive(return_inverse=True)[1]
+    pool_of = pool_of.clamp(max=max(int(pool_of[-1]) - 1, 0))  # the last one may have hardly any mass
+
+    def pool(values: Tensor) -> Tensor:
+        return torch.zeros(int(pool_of[-1]) + 1).double().index_add(0, pool_of, values[order])
+
+    pooled = pool(expected)
+    statistic = ((pool(counts) - pooled) ** 2 / pooled).sum().item()
+    freedom = len(pooled) - 1
     return (statistic - freedom) / (2 * freedom) ** 0.5  # about standard normal
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0, 10.0], ids=lambda s: f"spread {s}")
-def test_draws_follow_the_distribution(spread: float) -> None:
-    rows, canvas, vocab = 20, 1000, 3000
+@pytest.mark.parametrize("vocab", [3000, 14_000], ids=["one block", "four shards"])
+def test_draws_follow_the_distribution(spread: float, vocab: int) -> None:
+    rows, canvas = 10, 1000
     one, _ = make(1, 1, vocab, seed=3, spread=spread)
     vocabulary = TableVocabulary(one.table.expand(rows, canvas, vocab), one.embedding)
-    drawn = walk(
-        torch.zeros(rows, canvas, 8), vocabulary, torch.ones(rows), places(rows, 11), with_soft=False
-    ).drawn
+    hidden, heat, wishes = torch.zeros(rows, canvas, 8), torch.ones(rows), Wishes(with_soft=False)
+    if vocab < BLOCK:
+        drawn = walk(hidden, vocabulary, heat, places(rows, 11), wishes).drawn
+    else:
+        drawn = in_shards(4, vocabulary, hidden, heat, places(rows, 11), wishes).drawn
     counts = torch.bincount(drawn.flatten(), minlength=vocab).double()
     expected = one.table[0, 0].double().softmax(-1) * rows * canvas
     assert abs(chi_square(counts, expected)) < 4
@@ -136,8 +173,104 @@ def test_forbidden_words_are_never_drawn() -> None:
     bias = torch.full((rows, vocab), float("-inf"))
     allowed = torch.tensor([3, 4097, 8999])
     bias[:, allowed] = 0
-    reading = walk(hidden, vocabulary, torch.ones(rows), places(rows, 5), bias=bias)
+    reading = walk(hidden, vocabulary, torch.ones(rows), places(rows, 5), Wishes(bias=bias))
     assert torch.isin(reading.drawn, allowed).all()
     assert torch.isin(reading.guess, allowed).all()
     assert len(reading.drawn.unique()) == 3
     assert reading.soft.isfinite().all()
+
+
+def test_each_token_class_is_read_as_if_it_were_the_whole_vocabulary() -> None:
+    rows, canvas, vocab, count = 2, 30, 9000, 5
+    vocabulary, hidden = make(rows, canvas, vocab, seed=8)
+    of_word = torch.randint(count - 1, (vocab,), generator=torch.Generator().manual_seed(1))  # one is empty
+    bias = torch.zeros(rows, vocab)
+    bias[:, of_word == 2] = float("-inf")  # one is forbidden
+    bias[:, 17] = -100.0
+    heat = torch.tensor([0.7, 0.4])
+    found = walk(
+        hidden, vocabulary, heat, places(rows, 2), Wishes(bias=bias, classes=TokenClasses(of_word, count))
+    ).classes
+    scaled = (scale(vocabulary.products(hidden, slice(None)), heat) + bias[:, None]).double()
+    for number in (0, 1, 3):
+        only = torch.where(of_word == number, scaled, float("-inf"))
+        assert (found.log_mass[..., number] - only.logsumexp(-1)).abs().max() <= 1e-5
+        assert torch.equal(found.best[..., number], only.argmax(-1))
+        assert (of_word[found.drawn[..., number]] == number).all()
+        # A point mass apart, a draw is not the best word.
+        assert not torch.equal(found.drawn[..., number], found.best[..., number])
+    assert (found.log_mass[..., [2, 4]] == float("-inf")).all()
+    assert torch.allclose(found.log_mass.logsumexp(-1).double(), scaled.logsumexp(-1), atol=1e-5, rtol=0)
+
+
+def test_class_draws_follow_the_distribution_within_the_class() -> None:
+    rows, canvas, vocab = 20, 500, 600
+    one, _ = make(1, 1, vocab, seed=9, spread=2.0)
+    vocabulary = TableVocabulary(one.table.expand(rows, canvas, vocab), one.embedding)
+    of_word = torch.arange(vocab) % 3
+    wishes = Wishes(with_soft=False, classes=TokenClasses(of_word, 3))
+    found = walk(torch.zeros(rows, canvas, 8), vocabulary, torch.ones(rows), places(rows, 4), wishes).classes
+    for number in range(3):
+        only = torch.where(of_word == number, one.table[0, 0].double(), float("-inf"))
+        counts = torch.bincount(found.drawn[..., number].flatten(), minlength=vocab).double()
+        assert abs(chi_square(counts, only.softmax(-1) * rows * canvas)) < 4
+        assert chi_square(counts, (only / 1.3).softmax(-1) * rows * canvas) > 4
+
+
+def test_class_readings_do_not_depend_on_the_tile_size() -> None:
+    vocabulary, hidden = make(1, 20, 30_000, seed=10)
+    wishes = Wishes(classes=TokenClasses(torch.arange(30_000) % 11, 11), num_likeliest=5)
+    heat = torch.tensor([0.6])
+    small, large = (walk(hidden, vocabulary, heat, places(1, 1), wishes, tile=n * BLOCK) for n in (1, 4))
+    assert all(map(torch.equal, small.classes, large.classes))
+    assert all(map(torch.equal, small.likeliest, large.likeliest))
+
+
+def test_the_likeliest_words_are_those_of_a_full_sort() -> None:
+    vocabulary, hidden = make(2, 9, 10_000, seed=11)
+    heat = torch.tensor([0.7, 2.0])
+    found = walk(hidden, vocabulary, heat, None, Wishes(num_likeliest=20))
+    scaled = scale(vocabulary.products(hidden, slice(None)), heat)
+    truth = scaled.log_softmax(-1).topk(20)
+    assert torch.equal(found.likeliest.words, truth.indices)
+    log_probs = found.likeliest.logits - found.log_mass[..., None]
+    assert (log_probs - truth.values).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(1, None), (10, None), (None, 0.5), (None, 0.9), (40, 0.8)])
+def test_a_second_walk_draws_only_above_the_floor(top_k: int | None, top_p: float | None) -> None:
+    rows, canvas, vocab = 4, 200, 9000
+    vocabulary, hidden = make(rows, canvas, vocab, seed=12, spread=3.0)
+    heat = torch.ones(rows)
+    first = walk(hidden, vocabulary, heat, None, Wishes(num_likeliest=1024, with_soft=False))
+    floor = truncation_floor(first.likeliest, first.log_mass, top_k, top_p)
+    second = walk(hidden, vocabulary, heat, places(rows, 6), Wishes(floor=floor))
+    # The plain twin: sort everything, keep the head.
+    probabilities, order = (
+        vocabulary.products(hidden, slice(None)).double().softmax(-1).sort(-1, descending=True)
+    )
+    rank = torch.arange(vocab).expand_as(order)
+    kept = rank < (top_k or vocab)
+    if top_p is not None:
+        kept &= probabilities.cumsum(-1) - probabilities < top_p
+    allowed = torch.zeros_like(kept).scatter(-1, order, kept)
+    assert allowed.gather(-1, second.drawn[..., None]).all()
+    truth = torch.where(kept, probabilities, 0)
+    truth = truth / truth.sum(-1, keepdim=True)
+    # The border of a nucleus may fall on the other side of a word in fp32, rarely.
+    wrong = (second.entropy - torch.special.entr(truth).sum(-1)).abs() > 1e-5
+    assert wrong.double().mean() <= (0.005 if top_p else 0)
+    assert torch.equal(second.guess, first.guess)
+    assert len(torch.unique(second.drawn)) > canvas if top_k != 1 else torch.equal(second.drawn, first.guess)
+
+
+@pytest.mark.parametrize("vocab", [4096, 9001], ids=["whole blocks", "a rest"])
+def test_the_compiled_walk_equals_its_plain_twin(vocab: int) -> None:
+    vocabulary, hidden = make(2, 33, vocab, seed=13)
+    heat = torch.tensor([0.7, 0.0])
+    plain = walk(hidden, vocabulary, heat, places(2, 5))
+    fused = walk(hidden, vocabulary, heat, places(2, 5), Wishes(compiled=True))
+    assert torch.equal(plain.guess, fused.guess)
+    assert torch.equal(plain.drawn, fused.drawn)
+    assert (plain.entropy - fused.entropy).abs().max() <= 1e-5
+    assert (plain.soft - fused.soft).abs().max() <= 1e-5

@@ -9,8 +9,8 @@ from dgemma.diffusion.acceptance import EntropyBound
 from dgemma.diffusion.schedule import LinearSchedule
 from dgemma.diffusion.step import Sampler
 from dgemma.diffusion.stopping import StableAndConfident
-from oracle import CASES, Case, make_oracle, make_ours, tokens
-from replay import calm_oracle, generate_with_oracle, replay_with_oracles_forward, replay_with_ours
+from oracle import CASES, Case, calm_oracle, make_oracle, make_ours, tokens
+from replay import generate_with_oracle, replay_with_oracles_forward, replay_with_ours
 
 GENERATED = [CASES[0], CASES[2], CASES[3], CASES[5], CASES[8], CASES[9]]
 SIXTEEN = Sampler(num_steps=16)

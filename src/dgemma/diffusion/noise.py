@@ -21,6 +21,11 @@ class Use(enum.IntEnum):
     RENOISE = 1
     CHUNK_RACE = 2
     WORD_RACE = 3
+    CLASS_RACE = 4
+
+
+# Room for more uses, without moving the numbers of those there are.
+_USES = 16
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,11 @@ class Place:
     seed: Tensor
     canvas: Tensor  # number of the canvas in its answer
     step: Tensor  # number of the step in its canvas
+
+    def row(self, row: int) -> Place:
+        """One row's own place."""
+        only = slice(row, row + 1)
+        return Place(self.seed[only], self.canvas[only], self.step[only])
 
 
 def place_at(
@@ -63,7 +73,7 @@ def _words(place: Place, use: Use, position: Tensor, index: Tensor) -> tuple[Ten
     lead = (-1,) + (1,) * (len(shape) - 1)
     step, canvas, seed = (t.view(lead) for t in (place.step, place.canvas, place.seed))
     rows = (place.seed.shape[0], *shape[1:])
-    counter = (index, position, step, canvas * len(Use) + use)
+    counter = (index, position, step, canvas * _USES + use)
     key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
     c0, c1, c2, c3 = (word.expand(rows) for word in counter)
     k0, k1 = (word.expand(rows) for word in key)

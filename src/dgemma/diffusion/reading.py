@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,12 +27,37 @@ class Reading:
     log_mass: Tensor  # log-sum-exp of the scaled logits
     top_logit: Tensor  # scaled logit of the guess
     soft: Tensor | None = None  # mean embedding [rows, canvas, hidden], where the walk made it
+    likeliest: Likeliest | None = None  # on request
+    classes: ClassReading | None = None  # on request
+
+
+class Likeliest(NamedTuple):
+    """The n likeliest words, likeliest first; both [rows, canvas, n]."""
+
+    words: Tensor
+    logits: Tensor  # scaled; less the log mass they are log-probabilities
+
+
+class ClassReading(NamedTuple):
+    """What each token class holds, all [rows, canvas, classes]."""
+
+    log_mass: Tensor  # log-sum-exp of its words; -inf where all of them are forbidden
+    best: Tensor  # its likeliest word
+    drawn: Tensor  # one word drawn from it
 
 
 def scale(logits: Tensor, temperature: Tensor) -> Tensor:
     """`logits` [rows, canvas, vocab] over a temperature per row [rows]. Zero: nearly infinite logits."""
     tiny = torch.finfo(torch.float32).tiny ** 0.25
     return logits / temperature.clamp(min=tiny).view(-1, 1, 1).to(logits.dtype)
+
+
+def scaled_logits(products: Tensor, cap: float | None, temperature: Tensor) -> Tensor:
+    """fp32 logits over temperature from the head's bare products, the soft-cap folded in."""
+    if cap is None:
+        return scale(products.float(), temperature)
+    gain = scale(torch.full((1, 1, 1), cap, device=temperature.device), temperature)
+    return torch.tanh(products.float() / cap) * gain
 
 
 def read_dense(scaled: Tensor, place: Place | None) -> Reading:

@@ -1,26 +1,31 @@
 """The vocabulary in one walk over tiles of words: a step's whole need, never [canvas, vocabulary].
 
-Per canonical chunk of 1,024 words the walk keeps the largest scaled logit, the sum of exponentials and
-their entropy part, all relative to the chunk's own maximum, and of the chunk that leads the race its
-logits. What is merged at the end does not depend on the tile size, so neither does the draw. The soft
-embedding is summed per block of 2,048 words under a running maximum.
+Per canonical chunk of 1,024 words the walk keeps the sum of exponentials and their entropy part, relative
+to the largest logit of the chunk's block, and of the two leading chunks (by likeliest word, and in the race)
+the head's products. What is merged at the end does not depend on the tile size, so neither does the draw.
+The soft embedding is summed block by block under a running maximum. A part of the walk over some of the
+words can be joined with others: that is a vocabulary in shards.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from dgemma.diffusion.block import BLOCK, Block, Lead, Terms, logits_of, look_at, no_lead
+from dgemma.diffusion.likeliest import RunningLikeliest
 from dgemma.diffusion.noise import Place, Use, race_times
-from dgemma.diffusion.reading import CHUNK, Reading, race_in_chunk, scale
+from dgemma.diffusion.reading import CHUNK, Reading, race_in_chunk
+from dgemma.diffusion.token_classes import RunningClasses, TokenClasses
 
-# Shapes: rows = canvases, canvas = positions, words = a tile, chunks = tile / CHUNK.
+# Shapes: rows = canvases, canvas = positions, words = a tile or block, chunks = words / CHUNK.
 
-BLOCK = 2 * CHUNK
-"""Words whose embeddings are mixed in one product; every tile is a multiple of it."""
+Look = Callable[..., tuple[Block, Lead, Lead]]
 
 
 class Vocabulary(Protocol):
@@ -29,8 +34,13 @@ class Vocabulary(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def logits(self, hidden: Tensor, words: slice) -> Tensor:
-        """fp32 logits [rows, canvas, words] of a range of words."""
+    @property
+    def logit_cap(self) -> float | None:
+        """Logits are cap * tanh(products / cap); None: they are the products."""
+        ...
+
+    def products(self, hidden: Tensor, words: slice) -> Tensor:
+        """Bare products [rows, canvas, words] of a range of words."""
         ...
 
     def mix(self, shares: Tensor, words: slice) -> Tensor:
@@ -38,149 +48,195 @@ class Vocabulary(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the walk shall do beside its daily work; each costs something."""
+
+    bias: Tensor | None = None  # [rows, vocab], added to the scaled logits; -inf forbids a word
+    floor: Tensor | None = None  # [rows, canvas]: words with a smaller scaled logit are forbidden
+    classes: TokenClasses | None = None  # also read each token class
+    num_likeliest: int = 0  # also return so many words with their log-probabilities
+    with_soft: bool = True
+    compiled: bool = False  # fuse the element-wise part; the first call of a shape takes seconds
+
+
+NO_WISHES = Wishes()
+
+
 def walk(
     hidden: Tensor,
     vocabulary: Vocabulary,
     temperature: Tensor,
     place: Place | None,
+    wishes: Wishes = NO_WISHES,
     *,
-    bias: Tensor | None = None,
     tile: int = BLOCK,
-    with_soft: bool = True,
 ) -> Reading:
     """Read the vocabulary behind `hidden` [rows, canvas, hidden] at a temperature per row [rows].
 
-    `bias` [rows, vocab] is added to the scaled logits; -inf forbids a word. Without a place, or at
-    temperature 0, the draw is the guess.
+    Without a place, or at temperature 0, the draw is the guess.
     """
+    every = slice(0, vocabulary.vocab_size)
+    return join([walk_part(hidden, vocabulary, temperature, place, wishes, words=every, tile=tile)])
+
+
+@dataclass(frozen=True)
+class Part:
+    """A walk over some of the words, whole chunks of them."""
+
+    table: Tensor  # [3, rows, canvas, chunks]: base, mass and moment of each chunk
+    likeliest: Lead
+    racing: Lead
+    terms: Terms  # of all words
+    place: Place | None
+    vocab_size: int
+    soft: RunningMean | None
+    leaders: RunningLikeliest | None
+    classes: RunningClasses | None
+
+
+def walk_part(
+    hidden: Tensor,
+    vocabulary: Vocabulary,
+    temperature: Tensor,
+    place: Place | None,
+    wishes: Wishes = NO_WISHES,
+    *,
+    words: slice,
+    tile: int = BLOCK,
+) -> Part:
+    """The walk over `words`, which begin at a block's border."""
     assert tile % BLOCK == 0, tile
-    race = None if place is None else _Race(hidden.shape[:2], vocabulary.vocab_size, place)
-    soft = _RunningMean() if with_soft else None
-    table = _empty_table(hidden, vocabulary.vocab_size)
-    for start in range(0, vocabulary.vocab_size, tile):
-        words = slice(start, min(start + tile, vocabulary.vocab_size))
-        scaled = scale(vocabulary.logits(hidden, words), temperature)
-        if bias is not None:
-            scaled = scaled + bias[:, None, words]
-        scaled = torch.nn.functional.pad(scaled, (0, -scaled.shape[-1] % CHUNK), value=float("-inf"))
-        scaled = scaled.unflatten(-1, (-1, CHUNK))
-        chunks, shares = _look_at(scaled)
-        for column, values in zip(table, chunks, strict=True):
-            column[..., start // CHUNK : start // CHUNK + values.shape[-1]] = values
-        if race is not None:
-            race.run(scaled, chunks, start // CHUNK)
-        if soft is not None:
-            soft.add(shares, chunks.top, words, vocabulary)
-    reading = _merge(table)
-    if race is not None:
-        drawn = torch.where((temperature > 0)[:, None], race.drawn(), reading.guess)
-        reading = replace(reading, drawn=drawn)
-    if soft is not None:
-        reading = replace(reading, soft=soft.mean().to(hidden.dtype))
-    return reading
+    assert words.start % BLOCK == 0, words
+    look = compiled_look() if wishes.compiled else look_at
+    every = Terms(temperature, vocabulary.logit_cap, wishes.bias, wishes.floor)
+    # Made before the walk: small results kept between large temporaries would leave holes in the heap
+    # that add up to the logits themselves.
+    table = hidden.new_empty(
+        3, *hidden.shape[:2], -(-(words.stop - words.start) // CHUNK), dtype=torch.float32
+    )
+    numbers = torch.arange(words.start // CHUNK, -(-words.stop // CHUNK), device=hidden.device)
+    clocks = None
+    if place is not None:
+        clocks = race_times(place, Use.CHUNK_RACE, numbers.expand(*hidden.shape[:2], -1))
+    likeliest = racing = None
+    soft = RunningMean() if wishes.with_soft else None
+    leaders = RunningLikeliest(wishes.num_likeliest) if wishes.num_likeliest else None
+    classes = None if wishes.classes is None else RunningClasses(wishes.classes, place)
+    for begin in range(words.start, words.stop, tile):
+        products = vocabulary.products(hidden, slice(begin, min(begin + tile, words.stop)))
+        for offset in range(0, products.shape[-1], BLOCK):
+            part = products[..., offset : offset + BLOCK]
+            here = slice(begin + offset, begin + offset + part.shape[-1])
+            terms = every._replace(bias=None if every.bias is None else every.bias[:, here])
+            at = slice((here.start - words.start) // CHUNK, -(-(here.stop - words.start) // CHUNK))
+            likeliest = no_lead(part) if likeliest is None else likeliest
+            racing = no_lead(part) if racing is None else racing
+            ticks = None if clocks is None else clocks[..., at]
+            block, likeliest, racing = look(part, terms, numbers[at.start], ticks, likeliest, racing)
+            table[..., at] = torch.stack(
+                (block.top[..., None].expand_as(block.mass), block.mass, block.moment)
+            )
+            if soft is not None:
+                soft.add(vocabulary.mix(block.shares, here), block.top, block.mass.sum(-1))
+            if leaders is not None:
+                leaders.add(logits_of(part, terms), here)
+            if classes is not None:
+                classes.add(logits_of(part, terms), here)
+    assert likeliest is not None
+    assert racing is not None
+    return Part(table, likeliest, racing, every, place, vocabulary.vocab_size, soft, leaders, classes)
 
 
-class _Chunks(NamedTuple):
-    """What is kept of each chunk [rows, canvas, chunks], relative to its own largest logit."""
-
-    top: Tensor  # the largest scaled logit
-    best: Tensor  # its word, counted from the chunk's first
-    mass: Tensor  # sum of exp(logit - top)
-    moment: Tensor  # sum of exp(logit - top) * (logit - top)
-
-
-def _empty_table(hidden: Tensor, vocab_size: int) -> _Chunks:
-    """Room for all chunks, made before the walk: small results kept between large temporaries would
-    leave holes in the heap that add up to the logits themselves."""
-    numbers = hidden.new_empty(3, *hidden.shape[:2], -(-vocab_size // CHUNK), dtype=torch.float32)
-    top, mass, moment = numbers.unbind()
-    return _Chunks(top, torch.empty_like(top, dtype=torch.int64), mass, moment)
-
-
-def _look_at(scaled: Tensor) -> tuple[_Chunks, Tensor]:
-    """Statistics of `scaled` [rows, canvas, chunks, CHUNK], and exp(logit - top) of the same shape."""
-    top, best = scaled.max(-1)
-    # A chunk of forbidden words has no finite top; measured from zero its shares are all zero.
-    below = scaled - torch.where(top.isfinite(), top, 0.0)[..., None]
-    shares = below.exp()
-    # Where a share is zero its logit may be -inf: the product is zero there.
-    moment = (shares * below.clamp(min=-1e4)).sum(-1)
-    return _Chunks(top, best, shares.sum(-1), moment), shares
-
-
-def _merge(chunks: _Chunks) -> Reading:
-    """One reading from all chunks; the order of the sums depends on the vocabulary alone."""
-    top, leader = chunks.top.max(-1)
-    guess = leader * CHUNK + chunks.best.gather(-1, leader[..., None]).squeeze(-1)
-    lower = chunks.top - top[..., None]
+def join(parts: Sequence[Part]) -> Reading:
+    """One reading from the parts of all words, in the order of the words."""
+    first = parts[0]
+    base, mass, moment = torch.cat([part.table for part in parts], dim=-1)
+    top = base.amax(-1)
+    lower = base - top[..., None]
     weight = lower.exp()
-    mass = (weight * chunks.mass).sum(-1)
+    total = (weight * mass).sum(-1)
     # Sum of p * (logit - top) over all words, chunk by chunk.
-    moment = chunks.moment + torch.where(weight > 0, lower, 0.0) * chunks.mass
-    entropy = mass.log() - (weight * moment).sum(-1) / mass
-    return Reading(guess, guess, entropy.clamp(min=0.0), top + mass.log(), top)
+    moment = moment + torch.where(weight > 0, lower, 0.0) * mass
+    entropy = total.log() - (weight * moment).sum(-1) / total
+    log_mass = top + total.log()
+    ahead = _ahead([part.likeliest for part in parts])
+    guess = ahead.chunk * CHUNK + _logits_of_lead(ahead, first).argmax(-1)
+    drawn = guess
+    if first.place is not None:
+        winner = _ahead([part.racing for part in parts])
+        drawn = race_in_chunk(_logits_of_lead(winner, first), winner.chunk, first.place)
+        drawn = torch.where((first.terms.temperature > 0)[:, None], drawn, guess)
+    reading = Reading(guess, drawn, entropy.clamp(min=0.0), log_mass, top)
+    means = [part.soft for part in parts if part.soft is not None]
+    leaders = [part.leaders for part in parts if part.leaders is not None]
+    classes = [part.classes for part in parts if part.classes is not None]
+    return replace(
+        reading,
+        soft=RunningMean.join(means).to(ahead.products.dtype) if means else None,
+        likeliest=RunningLikeliest.join(leaders) if leaders else None,
+        classes=RunningClasses.join(classes) if classes else None,
+    )
 
 
-class _Race:
-    """The chunk that leads so far, and its logits: its words race when the walk is over."""
-
-    time: Tensor | None  # [rows, canvas] when the leader finishes; None before the first tile
-    chunk: Tensor  # [rows, canvas] its number
-    logits: Tensor  # [rows, canvas, CHUNK]
-
-    def __init__(self, positions: torch.Size, vocab_size: int, place: Place) -> None:
-        num_chunks = -(-vocab_size // CHUNK)
-        numbers = torch.arange(num_chunks, device=place.seed.device).expand(*positions, num_chunks)
-        self.place = place
-        self.clocks = race_times(place, Use.CHUNK_RACE, numbers)
-        self.time = None
-
-    def run(self, scaled: Tensor, chunks: _Chunks, first: int) -> None:
-        here = slice(first, first + scaled.shape[-2])
-        time, chunk = (self.clocks[..., here] - (chunks.top + chunks.mass.log())).min(-1)
-        index = chunk[..., None, None].expand(*chunk.shape, 1, CHUNK)
-        logits = scaled.gather(-2, index).squeeze(-2)
-        chunk = chunk + first
-        if self.time is not None:
-            leads = time < self.time
-            time = torch.where(leads, time, self.time)
-            chunk = torch.where(leads, chunk, self.chunk)
-            logits = torch.where(leads[..., None], logits, self.logits)
-        self.time, self.chunk, self.logits = time, chunk, logits
-
-    def drawn(self) -> Tensor:
-        return race_in_chunk(self.logits, self.chunk, self.place)
+@cache
+def compiled_look() -> Look:
+    """`look_at` as one fused kernel; its plain form stays the twin."""
+    return torch.compile(look_at, dynamic=False)
 
 
-class _RunningMean:
+def _ahead(leads: Sequence[Lead]) -> Lead:
+    best = leads[0]
+    for lead in leads[1:]:
+        ahead = lead.score < best.score
+        best = Lead(
+            torch.where(ahead, lead.score, best.score),
+            torch.where(ahead, lead.chunk, best.chunk),
+            torch.where(ahead[..., None], lead.products, best.products),
+        )
+    return best
+
+
+def _logits_of_lead(lead: Lead, part: Part) -> Tensor:
+    """Scaled logits [rows, canvas, CHUNK] of the leading chunk's words, -inf past the last word."""
+    words = lead.chunk[..., None] * CHUNK + torch.arange(CHUNK, device=lead.chunk.device)
+    scaled = logits_of(lead.products, part.terms._replace(bias=None, floor=None))
+    inside = words < part.vocab_size
+    if part.terms.bias is not None:
+        bias = part.terms.bias[:, None].expand(*words.shape[:2], -1)
+        scaled = scaled + bias.gather(-1, torch.where(inside, words, 0))
+    if part.terms.floor is not None:
+        inside = inside & (scaled >= part.terms.floor[..., None])
+    return torch.where(inside, scaled, float("-inf"))
+
+
+class RunningMean:
     """The soft embedding so far, relative to the largest logit so far."""
 
-    top: Tensor | None  # [rows, canvas]; None before the first tile
+    top: Tensor | None  # [rows, canvas]; None before the first block
     total: Tensor  # [rows, canvas, hidden], fp32
     mass: Tensor  # [rows, canvas]
 
     def __init__(self) -> None:
         self.top = None
 
-    def add(self, shares: Tensor, tops: Tensor, words: slice, vocabulary: Vocabulary) -> None:
-        """Take a tile's shares [rows, canvas, chunks, CHUNK] and its chunks' tops, block by block."""
-        per_block = BLOCK // CHUNK
-        for number in range(0, shares.shape[-2], per_block):
-            block = shares[..., number : number + per_block, :]
-            block_tops = tops[..., number : number + per_block]
-            begin = words.start + number * CHUNK
-            part = slice(begin, min(begin + BLOCK, words.stop))
-            highest = block_tops.amax(-1)
-            top = highest if self.top is None else torch.maximum(self.top, highest)
-            finite = torch.where(top.isfinite(), top, 0.0)
-            weighed = (block * (block_tops - finite[..., None]).exp()[..., None]).flatten(-2)
-            mixed = vocabulary.mix(weighed[..., : part.stop - part.start], part).float()
-            mass = weighed.sum(-1)
-            if self.top is not None:
-                shrink = (self.top - finite).exp()
-                mixed = self.total * shrink[..., None] + mixed
-                mass = self.mass * shrink + mass
-            self.top, self.total, self.mass = top, mixed, mass
+    def add(self, mixed: Tensor, top: Tensor, mass: Tensor) -> None:
+        """Take a block's summed embeddings [rows, canvas, hidden], all relative to its `top`."""
+        if self.top is None:
+            self.top, self.total, self.mass = top, mixed.float(), mass
+            return
+        new_top = torch.maximum(self.top, top)
+        finite = torch.where(new_top.isfinite(), new_top, 0.0)
+        old, new = (self.top - finite).exp(), (top - finite).exp()
+        # One pass over the larger array: the old sum shrinks while the new one is added.
+        self.total = torch.addcmul(mixed.float() * new[..., None], self.total, old[..., None])
+        self.mass = self.mass * old + mass * new
+        self.top = new_top
 
-    def mean(self) -> Tensor:
-        return self.total / self.mass[..., None]
+    @staticmethod
+    def join(parts: Sequence[RunningMean]) -> Tensor:
+        first = RunningMean()
+        for part in parts:
+            assert part.top is not None
+            first.add(part.total, part.top, part.mass)
+        return first.total / first.mass[..., None]

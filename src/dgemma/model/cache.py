@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -60,6 +61,18 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         return sum(store.nbytes for store in (*self._keys, *self._values))
+
+    def select(self, rows: Sequence[int]) -> KVCache:
+        """A cache of its own with these rows' past, in this order."""
+        twin = copy.copy(self)
+        index = torch.tensor(list(rows), device=self._device_lengths.device)
+        twin._batch = len(index)
+        twin._lengths = [self._lengths[row] for row in rows]
+        twin._slots = dict(self._slots)
+        twin._keys = [store.index_select(0, index) for store in self._keys]
+        twin._values = [store.index_select(0, index) for store in self._values]
+        twin._device_lengths = self._device_lengths.index_select(0, index)
+        return twin
 
     def context(self) -> Context:
         """What a forward reads: a view, valid until the next append."""

@@ -21,12 +21,14 @@ class Execution:
       position, a whole canvas, or `expert_tile` rows of one expert.
     grouped_experts: all experts' products in one call that reads nothing back from the device. The
       exact way never uses it. Off only where torch lacks it: see `default_execution`.
+    fused_vocabulary: the walk over the vocabulary as a compiled kernel. The first step takes seconds.
     """
 
     exact: bool = False
     encode_block: int = 64
     expert_tile: int = 32
     grouped_experts: bool = True
+    fused_vocabulary: bool = False
 
 
 def default_execution(device: torch.device, dtype: torch.dtype, *, exact: bool = False) -> Execution:

@@ -24,9 +24,13 @@ class Head:
     def vocab_size(self) -> int:
         return self.embedding.out_features
 
+    def products(self, hidden: Tensor, words: slice = ALL) -> Tensor:
+        """Bare products [rows, tokens, words] in the model's dtype."""
+        return self.embedding.multiply(hidden, words)
+
     def logits(self, hidden: Tensor, words: slice = ALL) -> Tensor:
-        """Soft-capped fp32 logits [rows, tokens, words]; the product itself is in the model's dtype."""
-        return torch.tanh(self.embedding.multiply(hidden, words).float() / self.logit_cap) * self.logit_cap
+        """Soft-capped fp32 logits [rows, tokens, words]."""
+        return torch.tanh(self.products(hidden, words).float() / self.logit_cap) * self.logit_cap
 
     def mix(self, shares: Tensor, words: slice = ALL) -> Tensor:
         """The embeddings of `words` weighed by `shares` [rows, tokens, words], scaled as inputs are."""

@@ -1,0 +1,265 @@
+"""Checkpoints by hub name: `owner/name` becomes a directory on this machine. Imports no torch.
+
+Cache (HF_HOME), log-in (HF_TOKEN), address (HF_ENDPOINT) and offline mode (HF_HUB_OFFLINE) are
+huggingface_hub's, which is imported only when a hub name is met. What is added here: only files
+dgemma reads are fetched, never a pickle; a partial copy is not taken for a whole one; there must be
+room before the first byte; and every failure is one sentence with a remedy.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dgemma.checkpoint.source import COMPANION_FILES, read_json
+from dgemma.errors import CheckpointError, InputError, suggestion
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes fetched so far, bytes to fetch in all)."""
+
+EXAMPLE_NAME = "google/diffusiongemma-26B-A4B-it"
+# The hub's own rule for names, so that it never has to explain itself.
+_HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII)
+_INDEX = "model.safetensors.index.json"
+_SMALL_FILES = frozenset(("config.json", _INDEX, *COMPANION_FILES))
+_LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullPlan:
+    """What `fetch` will do: every file of the snapshot, and which of them are not here yet."""
+
+    name: str
+    revision: str
+    commit: str
+    files: dict[str, int]  # bytes by file, in the order of fetching
+    missing: frozenset[str]
+    note: str = ""  # why the hub was not asked; the plan is then the copy in the cache
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.files.values())
+
+    @property
+    def missing_bytes(self) -> int:
+        return sum(self.files[file] for file in self.missing)
+
+
+def resolve(
+    name_or_path: str | Path, *, revision: str | None = None, progress: Progress | None = None
+) -> Path:
+    """The path of a checkpoint: what exists here wins, then the cache, then the hub.
+
+    A whole copy in the cache is used without asking the hub; `pull` asks for a newer one.
+    Without `progress`, huggingface_hub draws its own bars on a terminal.
+    """
+    text = str(name_or_path)
+    path = Path(os.path.expanduser(text))
+    if text and os.path.exists(path):
+        if revision is not None:
+            raise InputError(
+                f"revision is {revision!r}, but {path} is a path; only a hub name has revisions."
+            )
+        return path
+    like_a_path = text.startswith((".", "/", "~")) or "\\" in text or text.count("/") > 1
+    if like_a_path or isinstance(name_or_path, Path):
+        raise CheckpointError(f"{path} does not exist{_near(path)} Give the directory of a checkpoint.")
+    if not _HUB_NAME.fullmatch(text):
+        raise CheckpointError(
+            f"{text!r} is neither a directory here nor a hub name such as {EXAMPLE_NAME}{_near(path)}"
+        )
+    try:
+        return cached(text, revision=revision) or pull(text, revision=revision, progress=progress)
+    except CheckpointError as error:
+        near = _near(path, otherwise="")
+        if not near:
+            raise
+        raise CheckpointError(f"{error} Nor is {text} a directory here{near}") from error
+
+
+def pull(name: str, *, revision: str | None = None, progress: Progress | None = None) -> Path:
+    """Ask the hub for the newest snapshot of `revision` and fetch what is not here yet."""
+    return fetch(plan_pull(name, revision=revision), progress)
+
+
+def cached(name: str, *, revision: str | None = None) -> Path | None:
+    """The snapshot in the local cache, if it is whole. No network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(name, "config.json", revision=revision)
+    whole = isinstance(config, str) and not _missing_weights(Path(config).parent)
+    return Path(str(config)).parent if whole else None
+
+
+def plan_pull(name: str, *, revision: str | None = None) -> PullPlan:
+    """Ask the hub which files there are and how large. Without a hub, a whole copy in the cache will do."""
+    if not _HUB_NAME.fullmatch(name):
+        raise CheckpointError(f"{name!r} is not a hub name; give owner/name, for example {EXAMPLE_NAME}.")
+    import httpx2
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    wanted = revision or constants.DEFAULT_REVISION
+    seconds = constants.HF_HUB_ETAG_TIMEOUT
+    try:
+        info = HfApi().model_info(name, revision=wanted, files_metadata=True, timeout=seconds)
+        siblings = {s.rfilename: s for s in info.siblings or ()}
+        commit = str(info.sha)
+    except OfflineModeIsEnabled:
+        return _plan_from_cache(name, wanted, "HF_HUB_OFFLINE is set", "unset it")
+    except (httpx2.RequestError, httpx2.InvalidURL) as error:
+        why = f"the hub at {constants.ENDPOINT} cannot be reached: {_first_line(error)}"
+        return _plan_from_cache(name, wanted, why, "set HF_ENDPOINT to a hub that can be reached")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _explained(error, name, wanted) from error
+    weights = sorted(f for f in siblings if f.endswith(".safetensors") and "/" not in f)
+    if not weights or "config.json" not in siblings:
+        lacking = "safetensors file" if not weights else "config.json"
+        raise CheckpointError(f"{name} has no {lacking}; dgemma reads safetensors, never pickles.")
+    # Weights last: a copy whose weights are whole is then whole altogether.
+    files = sorted(_SMALL_FILES & siblings.keys()) + weights
+    missing = frozenset(f for f in files if not _is_here(name, commit, siblings[f]))
+    sizes = {f: siblings[f].size or 0 for f in files}
+    return PullPlan(name=name, revision=wanted, commit=commit, files=sizes, missing=missing)
+
+
+def fetch(plan: PullPlan, progress: Progress | None = None) -> Path:
+    """Download what is missing, if there is room for it; files that are whole stay when it breaks off."""
+    import httpx2
+    from huggingface_hub import constants, hf_hub_download
+
+    place = Path(constants.HF_HUB_CACHE)
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if plan.missing_bytes > free:
+        raise CheckpointError(
+            f"{plan.name} needs {plan.missing_bytes / 1e9:.2f} GB, {place} has {free / 1e9:.2f} GB free. "
+            "Make room, or set HF_HOME to a directory on a larger disk."
+        )
+    bar = None if progress is None else _bar(progress, plan.missing_bytes)
+    try:
+        # One after the other in this thread: Ctrl-C stops at once and costs one unfinished file.
+        paths = [hf_hub_download(plan.name, f, revision=plan.commit, tqdm_class=bar) for f in plan.files]
+        # The revision's name comes last: in the cache, it goes on meaning the old copy until then.
+        hf_hub_download(plan.name, "config.json", revision=plan.revision)
+    except (OSError, ValueError, RuntimeError, httpx2.HTTPError) as error:  # RuntimeError: Xet storage
+        raise _explained(error, plan.name, plan.revision) from error
+    directory = Path(paths[0]).parent
+    if absent := _missing_weights(directory):
+        raise CheckpointError(
+            f"{plan.name} lacks {absent[0]!r}, which its index names, on the hub too; give another revision."
+        )
+    return directory
+
+
+def _plan_from_cache(name: str, revision: str, why: str, remedy: str) -> PullPlan:
+    directory = cached(name, revision=revision)
+    if directory is None:
+        raise CheckpointError(
+            f"{name} is not, or not wholly, in the local cache and {why}; copy the checkpoint here and give "
+            f"its directory, or {remedy}."
+        )
+    sizes = {file.name: file.stat().st_size for file in sorted(directory.iterdir()) if file.is_file()}
+    nothing: frozenset[str] = frozenset()
+    commit = directory.name
+    return PullPlan(name=name, revision=revision, commit=commit, files=sizes, missing=nothing, note=why)
+
+
+def _missing_weights(directory: Path) -> list[str]:
+    """Which weights a snapshot lacks. An index that is corrupt is for `open_checkpoint` to refuse."""
+    index = directory / _INDEX
+    if (directory / "model.safetensors").exists():
+        return []
+    if not index.exists():
+        return ["model.safetensors"]
+    weight_map = read_json(index).get("weight_map")
+    shards = weight_map.values() if isinstance(weight_map, dict) else ()
+    return sorted({s for s in shards if isinstance(s, str) and not (directory / s).exists()})
+
+
+def _is_here(name: str, commit: str, file: RepoSibling) -> bool:
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(name, file.rfilename, revision=commit), str):
+        return True
+    # Under another commit, perhaps: the cache holds each content once.
+    content = file.lfs.sha256 if file.lfs else file.blob_id
+    blobs = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "blobs"
+    return content is not None and (blobs / content).exists()
+
+
+def _near(path: Path, *, otherwise: str = ".") -> str:
+    """The end of a sentence about a path that does not exist: a directory of nearly that name?"""
+    try:
+        siblings = [name for name in os.listdir(path.parent) if os.path.isdir(path.parent / name)]
+    except (OSError, ValueError):
+        siblings = []
+    return suggestion(path.name, siblings, otherwise=otherwise)
+
+
+def _bar(progress: Progress, total: int) -> Any:
+    """A class for huggingface_hub to use as tqdm: all bars add to one count."""
+    done = 0
+
+    class Bar:
+        def __init__(self, **_: object) -> None:
+            pass
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def update(self, num_bytes: float | None = 1) -> None:
+            nonlocal done
+            done += int(num_bytes or 0)
+            progress(done, total)
+
+        def _ignore(self, *_: object, **__: object) -> None:
+            pass
+
+        # Xet tells of bytes received as well as written; only the written ones count.
+        update_transfer = set_postfix_str = set_transfer_postfix_str = close = __exit__ = _ignore
+
+    return Bar
+
+
+def _explained(error: Exception, name: str, revision: str) -> CheckpointError:
+    """What a failure of huggingface_hub means to the one who gave the name."""
+    import httpx2
+    from huggingface_hub import constants, errors
+
+    page = f"{constants.ENDPOINT}/{name}"
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # "not found here" hides why it was not found there
+    line = _first_line(error)
+    match error:
+        case errors.GatedRepoError():
+            text = f"{name} is gated: accept its terms on {page}, then {_LOG_IN}."
+        case errors.RevisionNotFoundError():
+            text = f"{name} has no revision {revision!r}; give a branch, a tag or a whole commit of {page}."
+        case errors.RepositoryNotFoundError():
+            text = f"{name} is not on the hub, or private. Check the name on {page}; if private, {_LOG_IN}."
+        case errors.HfHubHTTPError(response=response) if response.status_code in (401, 403):
+            text = f"the hub refuses {name} ({response.status_code}): {_LOG_IN}, and have access on {page}."
+        case errors.HfHubHTTPError(response=response):
+            text = f"the hub answered {response.status_code} for {name}; try again later."
+        case OSError(errno=errno.ENOSPC):
+            text = f"the disk is full while fetching {name}; make room or set HF_HOME, and run it again."
+        case httpx2.RequestError():
+            text = f"the connection broke while fetching {name}: {line}; run it again for the rest."
+        case _:
+            text = f"{name} cannot be fetched from {constants.ENDPOINT}: {type(error).__name__}: {line}"
+    return CheckpointError(text)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

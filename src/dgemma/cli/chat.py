@@ -1,0 +1,219 @@
+"""Talk with a model: type a line, watch the answer settle, go on.
+
+In a pipe each line of stdin is one turn and the answers are plain text on stdout. A line that begins with
+a slash is a command; /help lists them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dgemma.cli.generation_options import (
+    add_generation_arguments,
+    check_text,
+    generation_options,
+    keep_undecodable_input,
+    load_model,
+    open_answer_view,
+    show_answer,
+    stats,
+)
+from dgemma.errors import DgemmaError, InputError, suggestion
+from dgemma.params import GenerationParams
+
+if TYPE_CHECKING:
+    from dgemma import LanguageModel
+
+HELP = "talk with a model"
+EXAMPLES = (
+    "examples:\n"
+    '  dgemma chat MODEL --system "Answer in one sentence."\n'
+    "  dgemma chat MODEL --seed 7 < questions.txt > answers.txt"
+)
+COMMANDS = {
+    "/new": "start over",
+    "/seed N": "the seed of the answers to come; without N each draws its own",
+    "/system TEXT": "how the model shall behave from now on; without TEXT as it likes",
+    "/save FILE.json": "write the conversation to a file",
+    "/help": "this list",
+    "/quit": "end; so does Ctrl-D",
+}
+_HELP_PAGE = "\n".join(
+    [
+        *(f"{command:<17}{effect}" for command, effect in COMMANDS.items()),
+        "A trailing \\ continues the line. A space before a slash sends it to the model.",
+        "Ctrl-C ends a running answer: what is final of it stays in the conversation.",
+    ]
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, or a hub name")
+    add_generation_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    options = generation_options(args)
+    lm = load_model(args)
+    if not lm.has_chat_template:
+        raise InputError(f"{args.model} has no chat template; use `dgemma generate --raw`.")
+    conversation = Conversation(lm, options, args.system, thinking=args.thinking, with_stats=args.stats)
+    keep_undecodable_input()
+    typed = sys.stdin.isatty()
+    if typed:
+        _enable_editing()
+        print("/help lists the commands, Ctrl-D ends.", file=sys.stderr)
+    num_errors = 0
+    while True:
+        try:
+            line = _read_turn() if typed else _read_line()
+        except (EOFError, KeyboardInterrupt) as end:
+            if not typed and isinstance(end, KeyboardInterrupt):
+                raise
+            if typed:
+                print(file=sys.stderr)
+            break
+        if line.strip() == "/quit":
+            break
+        try:
+            if not conversation.take(line) and not typed:
+                return 130  # a script is to end, a person goes on
+        except DgemmaError as error:
+            num_errors += 1
+            print(f"dgemma chat: {error}", file=sys.stderr, flush=True)
+    # A person has read the errors; a script reads the status.
+    return 1 if num_errors and not typed else 0
+
+
+class Conversation:
+    """The turns so far, and what the next answer is asked for."""
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        options: dict[str, Any],
+        system: str | None,
+        *,
+        thinking: bool = False,
+        with_stats: bool = False,
+    ) -> None:
+        self.lm = lm
+        self.options = options
+        self.system = system
+        self.thinking = thinking
+        self.with_stats = with_stats
+        self.turns: list[dict[str, Any]] = []
+        self._saved: set[Path] = set()
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.turns]
+
+    def take(self, line: str) -> bool:
+        """Obey a command, or answer a turn; an empty line is neither. -> False if Ctrl-C ended it."""
+        line = check_text(line)
+        if line.startswith("/"):
+            self._obey(*line.strip().partition(" ")[::2])
+        elif line.strip():
+            return self._answer(line.strip())
+        return True
+
+    def _answer(self, line: str) -> bool:
+        turn = {"role": "user", "content": line}
+        view = open_answer_view(self.lm, self.options)
+        text, answer = show_answer(
+            view,
+            lambda: self.lm.stream_chat(
+                [*self.messages, turn], thinking=self.thinking, drafts=view.live, **self.options
+            ),
+        )
+        if text or answer is not None:
+            # What was final when Ctrl-C came stands on the screen, so it stays in the conversation.
+            self.turns += [turn, {"role": "assistant", "content": text}]
+        if answer is None:
+            print("dgemma chat: interrupted", file=sys.stderr)
+        elif self.with_stats:
+            print(stats(answer), file=sys.stderr)
+        return answer is not None
+
+    def _obey(self, command: str, rest: str) -> None:
+        rest = rest.strip()
+        if command == "/new":
+            self.turns = []
+            self._tell("a new conversation")
+        elif command == "/seed":
+            self._set_seed(rest)
+        elif command == "/system":
+            self.system = rest or None
+            self._tell("the model is told so from now on" if rest else "no system text")
+        elif command == "/save":
+            self._save(rest)
+        elif command == "/help":
+            self._tell(_HELP_PAGE)
+        else:
+            names = [usage.split()[0] for usage in COMMANDS]
+            raise InputError(f"unknown command {command!r}{suggestion(command, names)} /help lists them.")
+
+    def _set_seed(self, value: str) -> None:
+        try:
+            seed = int(value) if value else None
+        except ValueError:
+            raise InputError(f"/seed is {value!r}; it must be a whole number.") from None
+        options = {name: given for name, given in self.options.items() if name != "seed"}
+        if seed is not None:
+            options["seed"] = seed
+        GenerationParams.make(**options)
+        self.options = options
+        self._tell("each answer draws its seed" if seed is None else f"seed {seed}")
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise InputError("/save needs the name of a file: /save FILE.json")
+        path = Path(name).expanduser()
+        if path.exists() and path not in self._saved:
+            raise InputError(f"{path} exists; choose another name.")
+        try:
+            path.write_text(
+                json.dumps({"messages": self.messages}, indent=2, ensure_ascii=False) + "\n", "utf-8"
+            )
+        except OSError as error:
+            raise InputError(f"{path} cannot be written: {error.strerror}. Choose another place.") from None
+        self._saved.add(path)
+        self._tell(f"{len(self.turns)} messages in {path}")
+
+    def _tell(self, notice: str) -> None:
+        """Notices go to stderr: stdout holds the answers alone."""
+        print(notice, file=sys.stderr)
+
+
+def _enable_editing() -> None:
+    with suppress(ImportError):  # Windows
+        import readline  # noqa: F401  input() edits and remembers lines once it is imported
+
+
+def _read_turn() -> str:
+    """A turn from a person; each trailing backslash takes one more line."""
+    parts = [_ask("> ")]
+    while parts[-1].endswith("\\"):
+        parts[-1] = parts[-1][:-1]
+        parts.append(_ask(". "))
+    return "\n".join(parts)
+
+
+def _ask(prompt: str) -> str:
+    if sys.stdout.isatty():
+        return input(prompt)
+    print(prompt, end="", file=sys.stderr, flush=True)
+    return _read_line()
+
+
+def _read_line() -> str:
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n")

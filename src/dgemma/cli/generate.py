@@ -1,0 +1,92 @@
+"""Write an answer to a prompt, or continue a text.
+
+On a terminal the canvas is shown while it settles; in a pipe only the final text is printed. The prompt is
+one user turn of the checkpoint's chat template, if it has one; --raw continues the text as it is."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from dgemma.cli.generation_options import (
+    add_generation_arguments,
+    check_text,
+    generation_options,
+    keep_undecodable_input,
+    load_model,
+    open_answer_view,
+    show_answer,
+    stats,
+)
+from dgemma.cli.live_view import PlainView
+from dgemma.errors import InputError
+from dgemma.events import Event
+
+if TYPE_CHECKING:
+    from dgemma import LanguageModel
+
+HELP = "write an answer to a prompt"
+EXAMPLES = (
+    "examples:\n"
+    '  dgemma generate MODEL "Why is the sky blue?" --stats\n'
+    "  dgemma generate MODEL --raw --seed 7 < beginning.txt > continued.txt\n"
+    '  dgemma generate MODEL "Three primes, please." --json'
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, or a hub name")
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the prompt; - or none: from stdin")
+    parser.add_argument("--raw", action="store_true", help="continue the text, without the chat template")
+    parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
+    add_generation_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    options = generation_options(args)
+    prompt = _prompt(args)
+    lm = load_model(args)
+    # With --json only the finished answer counts; the view writes to nowhere.
+    view = PlainView(io.StringIO()) if args.json else open_answer_view(lm, options)
+    _, answer = show_answer(view, lambda: _start(lm, prompt, args, {**options, "drafts": view.live}))
+    if answer is None:
+        print("dgemma generate: interrupted", file=sys.stderr)
+        return 130
+    if args.json:
+        print(json.dumps(answer.to_json()))
+    if args.stats:
+        print(stats(answer), file=sys.stderr)
+    return 0
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    if args.prompt is not None and args.prompt != "-":
+        prompt = str(args.prompt)
+    elif args.prompt is None and sys.stdin.isatty():
+        raise InputError("no prompt; give it as an argument, or send it to stdin.")
+    else:
+        keep_undecodable_input()
+        prompt = sys.stdin.read()
+        if not args.raw:
+            prompt = prompt.removesuffix("\n")  # the shell's, not the user's
+    if not prompt.strip():
+        raise InputError(f"the prompt is {prompt!r}; it must hold some text.")
+    return check_text(prompt)
+
+
+def _start(
+    lm: LanguageModel, prompt: str, args: argparse.Namespace, options: dict[str, Any]
+) -> Iterator[Event]:
+    if lm.has_chat_template and not args.raw:
+        system = [{"role": "system", "content": args.system}] if args.system else []
+        messages = [*system, {"role": "user", "content": prompt}]
+        return lm.stream_chat(messages, thinking=args.thinking, **options)
+    for name in ("system", "thinking"):
+        if getattr(args, name):
+            why = "--raw leaves it out" if args.raw else "this checkpoint has none"
+            raise InputError(f"--{name} needs the chat template, and {why}. Drop --{name}.")
+    return lm.stream(prompt, **options)

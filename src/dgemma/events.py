@@ -1,0 +1,118 @@
+"""What a generation says while it runs, and the answer it ends with. Imports no torch."""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"  # an end token or a stop string
+    LENGTH = "length"  # max_tokens
+    DEADLINE = "deadline"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A running canvas after one step. Nothing of it is final."""
+
+    row: int  # which prompt of the call
+    canvas: int  # number of the canvas in its answer, from 0
+    step: int  # steps taken on this canvas
+    tokens: tuple[int, ...]  # the best guess, up to its end token
+    entropy: tuple[float, ...]  # how unsure each of them is, in nats
+    text: str  # the guess as text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """Tokens that are final: a settled canvas, or one token of a causal answer."""
+
+    row: int
+    canvas: int
+    tokens: tuple[int, ...]
+    steps: int  # denoise forwards it took; 0 when written causally
+    text: str  # what this adds to the answer's text
+    thought: str = ""  # what this adds to the answer's thought
+    settled: bool = True  # False: the best guess of a canvas that the deadline cut short
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """Seconds, of the whole batch the answer was part of."""
+
+    prefill_s: float = 0.0
+    denoise_s: float = 0.0  # forwards and steps
+    commit_s: float = 0.0  # encoding finished canvases, or causal tokens
+    first_commit_s: float = 0.0  # from the call to the first final text
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCall:
+    """A call the model asks for; `error` says what is wrong with one that cannot be read."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    @property
+    def arguments_json(self) -> str:
+        return json.dumps(self.arguments, ensure_ascii=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A finished generation."""
+
+    text: str
+    tokens: tuple[int, ...]  # up to and including the end token
+    finish_reason: FinishReason
+    seed: int
+    decode: str  # "diffuse" or "causal"
+    thought: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    stop_string: str | None = None  # the one that ended it
+    steps: tuple[int, ...] = ()  # denoise forwards per canvas
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, taken from an earlier turn's cache
+    provisional_tokens: int = 0  # at the end: a best guess that the deadline cut short
+    logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None  # per token: (word, log-probability)
+    timings: Timings = Timings()
+
+    @property
+    def forwards(self) -> int:
+        """Forwards that wrote tokens: denoise steps, or one per causal token."""
+        return sum(self.steps) if self.decode == "diffuse" else len(self.tokens)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        return len(self.tokens) / self.forwards if self.forwards else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Committed tokens over the whole time, prompt included."""
+        return len(self.tokens) / self.timings.total_s if self.timings.total_s else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary for `json.dumps`."""
+        return {
+            **asdict(self),
+            "finish_reason": str(self.finish_reason),
+            "forwards": self.forwards,
+            "tokens_per_forward": round(self.tokens_per_forward, 3),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """The last event of a row."""
+
+    row: int
+    answer: Answer
+
+
+Event = Draft | Commit | Finish

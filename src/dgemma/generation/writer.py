@@ -1,0 +1,140 @@
+"""One row's answer as it grows: tokens in, final text out, and when it is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dgemma.events import Answer, Commit, Draft, FinishReason, Timings, ToolCall
+from dgemma.params import GenerationParams
+from dgemma.text.reply import Channel, ReplyParser, ReplyPiece
+from dgemma.text.stop_strings import StopStrings
+from dgemma.text.tokenizer import Tokenizer
+
+LogProbs = tuple[tuple[int, float], ...]
+
+
+class AnswerWriter:
+    """Judges end tokens, stop strings and length, once, when tokens are committed."""
+
+    def __init__(
+        self, *, row: int, seed: int, max_tokens: int, params: GenerationParams, tokenizer: Tokenizer | None
+    ) -> None:
+        self.row = row
+        self.seed = seed
+        self.reason: FinishReason | None = None
+        self.tokens: list[int] = []
+        self.steps: list[int] = []
+        self.provisional_tokens = 0
+        self.canvas = 0  # number of the next one
+        self.committed: list[int] = []  # tokens that joined the context
+        self._max_tokens = max_tokens
+        self._end_tokens = frozenset(() if params.ignore_end else params.end_tokens)
+        self._tokenizer = tokenizer
+        self._parser = None if tokenizer is None else ReplyParser(tokenizer)
+        self._stops = StopStrings(params.stop)
+        self._text: list[str] = []
+        self._thought: list[str] = []
+        self._tool_calls: list[ToolCall] = []
+        self._logprobs: list[LogProbs] | None = [] if params.logprobs else None
+
+    def commit(
+        self,
+        tokens: Sequence[int],
+        *,
+        steps: int,
+        settled: bool = True,
+        is_late: bool = False,
+        logprobs: Sequence[LogProbs] | None = None,
+    ) -> Commit:
+        """Take a canvas (or one causal token), up to where the answer ends.
+
+        settled: False for the best guess of a canvas that ran out of time. is_late: no more will come.
+        """
+        texts: list[str] = []
+        thoughts: list[str] = []
+        begin = len(self.tokens)
+        for token in tokens:
+            self.tokens.append(token)
+            if token in self._end_tokens:
+                self.reason = FinishReason.STOP
+                break
+            self._take([] if self._parser is None else self._parser.add([token]), texts, thoughts)
+            if self._stops.stopped is not None:
+                self.reason = FinishReason.STOP
+                break
+            if len(self.tokens) == self._max_tokens:
+                self.reason = FinishReason.LENGTH
+                break
+        if not settled:
+            self.provisional_tokens = len(self.tokens) - begin
+        if not settled or (is_late and self.reason is None):
+            self.reason = FinishReason.DEADLINE
+        if self.reason is not None:
+            self._flush(texts, thoughts)
+        new = tuple(self.tokens[begin:])
+        if self._logprobs is not None and logprobs is not None:
+            self._logprobs += logprobs[: len(new)]
+        if steps:
+            self.steps.append(steps)
+        self._text += texts
+        self._thought += thoughts
+        self.canvas += 1
+        return Commit(
+            row=self.row,
+            canvas=self.canvas - 1,
+            tokens=new,
+            steps=steps,
+            text="".join(texts),
+            thought="".join(thoughts),
+            settled=settled,
+        )
+
+    def cut(self) -> None:
+        """The deadline came before the first step."""
+        self.reason = FinishReason.DEADLINE
+
+    def draft(self, guess: Sequence[int], entropy: Sequence[float], step: int) -> Draft:
+        """The running canvas as it stands, up to its end token."""
+        end = next((i + 1 for i, token in enumerate(guess) if token in self._end_tokens), len(guess))
+        return Draft(
+            row=self.row,
+            canvas=self.canvas,
+            step=step,
+            tokens=tuple(guess[:end]),
+            entropy=tuple(entropy[:end]),
+            text="" if self._tokenizer is None else self._tokenizer.decode(guess[:end]),
+        )
+
+    def answer(self, *, decode: str, timings: Timings, prompt_tokens: int, cached_tokens: int) -> Answer:
+        assert self.reason is not None
+        return Answer(
+            text="".join(self._text),
+            tokens=tuple(self.tokens),
+            finish_reason=self.reason,
+            seed=self.seed,
+            decode=decode,
+            thought="".join(self._thought),
+            tool_calls=tuple(self._tool_calls),
+            stop_string=self._stops.stopped,
+            steps=tuple(self.steps),
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            provisional_tokens=self.provisional_tokens,
+            logprobs=None if self._logprobs is None else tuple(self._logprobs),
+            timings=timings,
+        )
+
+    def _flush(self, texts: list[str], thoughts: list[str]) -> None:
+        """Release what was held back for a character, a marker or a stop string to become whole."""
+        if self._stops.stopped is None and self._parser is not None:
+            self._take(self._parser.finish(), texts, thoughts)
+            texts.append(self._stops.finish())
+
+    def _take(self, pieces: Sequence[ReplyPiece], texts: list[str], thoughts: list[str]) -> None:
+        for piece in pieces:
+            if piece.channel is Channel.ANSWER:
+                texts.append(self._stops.add(piece.text))
+            elif piece.channel is Channel.THOUGHT:
+                thoughts.append(piece.text)
+            elif piece.call is not None:
+                self._tool_calls.append(piece.call)

@@ -1,0 +1,162 @@
+"""A checkpoint's chat template: messages to token ids, where only the template writes controls.
+
+How user text is kept from becoming a control, whatever it spells and however the template joins it: in the
+template's own texts each control is replaced by one lone surrogate before rendering. User text has no
+surrogates (it was checked), so each surrogate in the rendered prompt is a control of the template's, and all
+between two of them is encoded as text. User text itself passes unchanged, so that `trim`, `length`, `upper`
+or `tojson` see what they should.
+
+A template must therefore write each control as one literal (`'<|turn>' + role`), not put it together from
+parts (`'<|' + role + '>'`), which no released Gemma template does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, meta
+
+from dgemma.errors import CheckpointError, InputError
+from dgemma.text.files import read_object, read_text
+from dgemma.text.json_value import JsonReader
+from dgemma.text.messages import read_messages
+from dgemma.text.sandbox import Sandbox, TemplateLimitError, TemplateRefusalError
+from dgemma.text.tokenizer import Tokenizer
+from dgemma.text.tools import read_tools
+
+MAX_TEMPLATE_BYTES = 1 << 20
+_MAX_CONFIG_BYTES = 16 << 20
+_FIRST_MARK, _LAST_MARK = 0xD800, 0xDFFF
+_MARKS = re.compile("([\ud800-\udfff])")
+
+
+class ChatTemplate:
+    """One template, compiled for one tokenizer."""
+
+    def __init__(self, source: str, tokenizer: Tokenizer, *, origin: str = "the chat template") -> None:
+        self._tokenizer = tokenizer
+        self._origin = origin
+        self._ids: dict[str, int] = {}  # mark -> control id
+        self._marks: dict[str, str] = {}  # control name -> mark
+        # Of two names that begin together the longer one is meant, as in the tokenizer.
+        names = sorted(tokenizer.controls, key=len, reverse=True)
+        self._names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        self._sandbox = Sandbox()
+        if len(source) > MAX_TEMPLATE_BYTES:
+            raise CheckpointError(
+                f"{origin} has more than {MAX_TEMPLATE_BYTES >> 20} MiB; it is no template."
+            )
+        try:
+            self._template = self._sandbox.compile_marked(source, self._mark)
+            known = meta.find_undeclared_variables(self._sandbox.parse(source))
+        except (TemplateError, SyntaxError, RecursionError, ValueError, MemoryError) as error:
+            raise CheckpointError(f"{origin} is not a valid Jinja template: {self._shown(error)}") from None
+        self._control_variables = {
+            variable: self._mark(name) for variable, name in tokenizer.template_names.items()
+        }
+        self.takes_tools = "tools" in known
+        self.takes_tool_calls = "tool_calls" in source
+        self.takes_thinking = "enable_thinking" in known
+
+    @classmethod
+    def from_directory(cls, path: str | Path, tokenizer: Tokenizer) -> ChatTemplate:
+        """The template of `chat_template.jinja`, `chat_template.json` or `tokenizer_config.json`."""
+        directory = Path(path)
+        file = directory / "chat_template.jinja"
+        if file.is_file():
+            return cls(read_text(file, max_bytes=MAX_TEMPLATE_BYTES), tokenizer, origin=str(file))
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            file = directory / name
+            config = read_object(file, max_bytes=_MAX_CONFIG_BYTES) if file.is_file() else {}
+            if config.get("chat_template") is not None:
+                return cls(_default_template(config["chat_template"], file), tokenizer, origin=str(file))
+        raise CheckpointError(
+            f"{directory} has no chat template: neither chat_template.jinja nor one in chat_template.json "
+            "or tokenizer_config.json. Chat needs one; plain prompts work without it."
+        )
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        enable_thinking: bool = False,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """The prompt's token ids. No text of messages or tools becomes a control."""
+        reader = JsonReader()
+        chat = read_messages(messages, reader, for_reply=add_generation_prompt)
+        declared = read_tools(tools, reader)
+        self._refuse_what_would_be_dropped(chat, declared, enable_thinking)
+        prompt = self._render_marked(
+            {
+                "messages": chat,
+                "tools": declared,
+                "documents": None,
+                "enable_thinking": enable_thinking,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        ids: list[int] = []
+        for part in _MARKS.split(prompt):
+            control = self._ids.get(part)
+            ids += [control] if control is not None else self._tokenizer.encode(part)
+        return ids
+
+    def _render_marked(self, variables: dict[str, Any]) -> str:
+        try:
+            return self._sandbox.render_bounded(self._template, {**self._control_variables, **variables})
+        except TemplateRefusalError as error:
+            raise InputError(f"the chat template refuses this chat: {self._shown(error)}") from None
+        except TemplateLimitError as error:
+            raise InputError(
+                f"the chat template exceeds a limit on this chat: {self._shown(error)}; shorten the chat."
+            ) from None
+        except Exception as error:  # a template can make Python raise anything
+            raise InputError(
+                f"the chat template cannot render this chat: {type(error).__name__}: {self._shown(error)}"
+            ) from None
+
+    def _shown(self, error: Exception) -> str:
+        """An error's text in one line, with the controls' names in place of their marks."""
+        names = {mark: name for name, mark in self._marks.items()}
+        text = _MARKS.sub(lambda match: names.get(match[0], "\ufffd"), str(error))
+        return " ".join(text.split())[:200]
+
+    def _mark(self, text: str) -> str:
+        return self._names.sub(lambda match: self._mark_of(match[0]), text)
+
+    def _mark_of(self, name: str) -> str:
+        if name not in self._marks:
+            code = _FIRST_MARK + len(self._marks)
+            if code > _LAST_MARK:
+                raise CheckpointError(
+                    f"{self._origin} names more than {len(self._marks)} different controls."
+                )
+            self._marks[name] = chr(code)
+            self._ids[chr(code)] = self._tokenizer.controls[name]
+        return self._marks[name]
+
+    def _refuse_what_would_be_dropped(
+        self, chat: list[dict[str, Any]], tools: list[dict[str, Any]] | None, enable_thinking: bool
+    ) -> None:
+        """A template ignores what it does not know; the caller should hear of it."""
+        if tools and not self.takes_tools:
+            raise InputError("tools are given, but this checkpoint's chat template has no place for them.")
+        if not self.takes_tool_calls and any("tool_calls" in message for message in chat):
+            raise InputError("messages hold tool_calls, but this checkpoint's chat template ignores them.")
+        if enable_thinking and not self.takes_thinking:
+            raise InputError("enable_thinking is true, but this checkpoint's chat template cannot switch it.")
+
+
+def _default_template(entry: object, file: Path) -> str:
+    """A template stands alone or, with others, under the name `default`."""
+    if isinstance(entry, list):
+        named = [item for item in entry if isinstance(item, dict) and item.get("name") == "default"]
+        entry = named[0].get("template") if named else None
+    if not isinstance(entry, str):
+        raise CheckpointError(f"{file}: chat_template is neither a string nor a list with a 'default'.")
+    return entry

@@ -1,0 +1,203 @@
+"""The tokenizer: user text to ids that are never controls, ids back to text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import tokenizers
+
+from dgemma.errors import CheckpointError, InputError
+from dgemma.text.files import read_object
+
+MAX_TEXT_BYTES = 16 << 20
+_MAX_TOKENIZER_BYTES = 256 << 20
+_MAX_CONFIG_BYTES = 16 << 20
+
+# Added tokens of these shapes are controls even where a file forgets to call them special.
+# All other added tokens (Gemma's `\n\n`, runs of spaces, `<table>`) are ordinary text.
+_CONTROL_SHAPE = re.compile(
+    r"<\|.+|.+\|>|<unused\d+>|<(?:pad|eos|bos|unk|mask|s|/s)>|<(?:start|end)_of_\w+>|\[@?\w+@?\]", re.DOTALL
+)
+_BYTE_SHAPE = re.compile(r"<0x..>")
+
+
+class Tokenizer:
+    """A checkpoint's `tokenizer.json`, with its controls kept apart from text."""
+
+    def __init__(self, engine: tokenizers.Tokenizer, controls: dict[str, int], names: dict[str, str]):
+        self._engine = engine
+        self._control_names = {id_: name for name, id_ in controls.items()}
+        self.controls: Mapping[str, int] = MappingProxyType(controls)
+        # What a chat template calls them: {"bos_token": "<bos>", ...}.
+        self.template_names: Mapping[str, str] = MappingProxyType(names)
+        vocab = engine.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max([*vocab.values(), *controls.values()], default=-1)
+        # One raw byte each; they mean a character only together with their neighbours.
+        self.byte_ids = frozenset(id_ for piece, id_ in vocab.items() if _BYTE_SHAPE.fullmatch(piece))
+
+    @classmethod
+    def from_directory(cls, path: str | Path) -> Tokenizer:
+        directory = Path(path)
+        file = directory / "tokenizer.json"
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing; text in and out needs it. Token ids work without it.")
+        raw = read_object(file, max_bytes=_MAX_TOKENIZER_BYTES)
+        config_file = directory / "tokenizer_config.json"
+        config = read_object(config_file, max_bytes=_MAX_CONFIG_BYTES) if config_file.is_file() else {}
+        names, listed = _named_specials(config)
+        try:
+            _check_decoder(file, raw.get("decoder"))
+            added = raw.get("added_tokens") or []
+            for token in added:
+                token["special"] = (
+                    token["special"]
+                    or token["content"] in listed
+                    or _CONTROL_SHAPE.fullmatch(token["content"]) is not None
+                )
+            engine = _build(raw)
+            controls = {token["content"]: int(token["id"]) for token in added if token["special"]}
+        except CheckpointError:
+            raise
+        except Exception as error:  # the library raises bare Exception for any broken part
+            raise CheckpointError(f"{file} is not a usable tokenizer: {_one_line(error)}") from None
+        for name in listed - controls.keys():
+            if (id_ := engine.token_to_id(name)) is not None:
+                controls[name] = id_
+        return cls(engine, controls, {key: name for key, name in names.items() if name in controls})
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.id_of(self.template_names.get("bos_token", "<bos>"))
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.id_of(self.template_names.get("eos_token", "<eos>"))
+
+    def id_of(self, name: str) -> int | None:
+        """The id of a control such as `<|turn>`, if this tokenizer has it."""
+        return self.controls.get(name)
+
+    def piece(self, id_: int) -> str | None:
+        """The vocabulary's spelling of one id: `▁the`, `<0xE2>`, `<|turn>`."""
+        (id_,) = _checked_ids([id_])
+        return self._control_names.get(id_) or self._engine.id_to_token(id_)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of user text. No control comes out, whatever the text spells."""
+        check_text(text)
+        encoding = self._engine.encode(text, add_special_tokens=False)
+        if self._control_names.keys().isdisjoint(encoding.ids):
+            return list(encoding.ids)
+        # Some models know a control as an ordinary piece too: spell it letter by letter instead.
+        ids: list[int] = []
+        for id_, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            ids += [id_] if id_ not in self._control_names else self._spell(text, start, end)
+        return ids
+
+    def decode(self, ids: Iterable[int], *, controls: bool = False) -> str:
+        """Text of ids. Controls are left out, or shown by name; ids without a piece say nothing."""
+        if not controls:
+            return self._engine.decode(self.text_ids(ids), skip_special_tokens=False)
+        shown: list[str] = []
+        run: list[int] = []
+        for id_ in ids:
+            if id_ in self._control_names:
+                shown += [self.decode(run), self._control_names[id_]]
+                run = []
+            else:
+                run.append(id_)
+        return "".join([*shown, self.decode(run)])
+
+    def text_ids(self, ids: Iterable[int]) -> list[int]:
+        """The ids that stand for text: no controls, and none that the vocabulary lacks."""
+        return [
+            id_
+            for id_ in _checked_ids(ids)
+            if id_ not in self._control_names and self._engine.id_to_token(id_) is not None
+        ]
+
+    def _spell(self, text: str, start: int, end: int) -> list[int]:
+        ids: list[int] = []
+        for position in range(start, end):
+            spelled = self._engine.encode(text[position], add_special_tokens=False).ids
+            if not spelled or not self._control_names.keys().isdisjoint(spelled):
+                raise InputError(
+                    f"the character {text[position]!r} at position {position} has no piece in this "
+                    "tokenizer; remove it."
+                )
+            ids += spelled
+        return ids
+
+
+def check_text(text: object) -> None:
+    """Refuse what is not text: other types, lone surrogates, more than `MAX_TEXT_BYTES`."""
+    if not isinstance(text, str):
+        raise InputError(f"text is of type {type(text).__name__}; give a string.")
+    try:
+        size = len(text) if len(text) > MAX_TEXT_BYTES else len(text.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"text holds the lone surrogate U+{ord(text[error.start]):04X} at position {error.start}; "
+            "it is half a character. Remove or repair it."
+        ) from None
+    if size > MAX_TEXT_BYTES:
+        raise InputError(f"text has more than {MAX_TEXT_BYTES >> 20} MiB of UTF-8; shorten or split it.")
+
+
+def _checked_ids(ids: Iterable[int]) -> Iterator[int]:
+    for id_ in ids:
+        if type(id_) is not int or not 0 <= id_ < 1 << 32:
+            shown = hex(id_) if isinstance(id_, int) else f"of type {type(id_).__name__}"
+            raise InputError(f"a token id is {shown[:20]}; ids are integers from 0 to 0xffffffff.")
+        yield id_
+
+
+def _named_specials(config: dict[str, Any]) -> tuple[dict[str, str], set[str]]:
+    """The special tokens of `tokenizer_config.json`: by the name templates use, and all of them."""
+    named = {key: value for key, value in config.items() if key.endswith("_token")}
+    listed: list[Any] = []
+    for key in ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"):
+        more = config.get(key)
+        if isinstance(more, dict):
+            named |= more
+        elif isinstance(more, list):
+            listed += more
+    names = {key: text for key, value in named.items() if (text := _content(value))}
+    return names, {*names.values(), *(text for value in listed if (text := _content(value)))}
+
+
+def _content(token: Any) -> str | None:
+    """A special token stands as a string or as {"content": string}."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) and content else None
+
+
+def _build(raw: dict[str, Any]) -> tokenizers.Tokenizer:
+    engine = tokenizers.Tokenizer.from_str(json.dumps(raw))
+    engine.no_truncation()
+    engine.no_padding()
+    # Special tokens that stand in a text are text.
+    engine.encode_special_tokens = True
+    return engine
+
+
+def _check_decoder(file: Path, decoder: Any) -> None:
+    """Incremental decoding relies on pieces that mean the same in any company, bytes excepted."""
+    steps = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else [decoder]
+    for step in steps:
+        kind = step["type"] if isinstance(step, dict) else step
+        one_character = kind == "Replace" and len(step["pattern"].get("String", "")) == 1
+        if kind not in ("ByteFallback", "Fuse") and not one_character:
+            raise CheckpointError(
+                f"{file} decodes with {kind!r}; dgemma reads tokenizers of Gemma's kind, which decode with "
+                "one-character Replace, ByteFallback and Fuse."
+            )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

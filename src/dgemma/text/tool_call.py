@@ -1,0 +1,140 @@
+"""One tool call of a reply: `call:NAME{key:value,...}`, read from token ids."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dgemma.events import ToolCall
+from dgemma.text.tokenizer import Tokenizer
+
+QUOTE = '<|"|>'
+_MAX_DEPTH = 64
+_HEAD = re.compile(r"\s*call:([^\s{}\[\],]+)\s*")
+_SYNTAX = re.compile(r"[{}\[\],:]|[^{}\[\],:]+")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+# A released template writes null as Python does.
+_CONSTANTS = {"true": True, "false": False, "null": None, "None": None}
+
+
+def parse_tool_call(tokenizer: Tokenizer, ids: Sequence[int]) -> ToolCall:
+    """The call these ids spell, between `<|tool_call>` and `<tool_call|>`. Never fails."""
+    quote = tokenizer.id_of(QUOTE)
+    segments: list[list[int]] = [[]]  # syntax, string, syntax, ..., syntax
+    for id_ in ids:
+        if id_ == quote:
+            segments.append([])
+        else:
+            segments[-1].append(id_)
+    texts = [tokenizer.decode(segment) for segment in segments]
+    head = _HEAD.match(texts[0])
+    if head is None:
+        return ToolCall(name="", error="the call does not begin with call:NAME")
+    texts[0] = texts[0][head.end() :]
+    try:
+        return ToolCall(name=head[1], arguments=_Arguments(texts).read())
+    except _MalformedError as error:
+        return ToolCall(name=head[1], error=str(error))
+
+
+class _MalformedError(Exception):
+    """Why a call cannot be read; it ends in `ToolCall.error`."""
+
+
+@dataclass(frozen=True)
+class _String:
+    """A string literal: what stood between two quote tokens, to the letter."""
+
+    text: str
+
+
+class _Arguments:
+    """Reads `{key:value,...}` from a stream of syntax and string literals."""
+
+    def __init__(self, texts: list[str]) -> None:
+        if len(texts) % 2 == 0:
+            raise _MalformedError(f"a string is not closed by {QUOTE}")
+        self._tokens = list(_tokens(texts))
+        self._next = 0
+
+    def read(self) -> dict[str, Any]:
+        self._expect("{")
+        arguments = self._object(depth=1)
+        if self._peek() is not None:
+            raise _MalformedError(f"{_shown(self._peek())} follows the closing brace")
+        return arguments
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        entries: dict[str, Any] = {}
+        while not self._closed("}", first=not entries):
+            key = self._take()
+            name = key.text if isinstance(key, _String) else key
+            if name is None or key in ("{", "}", "[", "]", ",", ":"):
+                raise _MalformedError(f"{_shown(key)} stands where a key should")
+            if name in entries:
+                raise _MalformedError(f"the key {name[:40]!r} stands twice")
+            self._expect(":")
+            entries[name] = self._value(depth)
+        return entries
+
+    def _list(self, depth: int) -> list[Any]:
+        items: list[Any] = []
+        while not self._closed("]", first=not items):
+            items.append(self._value(depth))
+        return items
+
+    def _value(self, depth: int) -> Any:
+        word = self._take()
+        if isinstance(word, _String):
+            return word.text
+        if word in ("{", "["):
+            if depth == _MAX_DEPTH:
+                raise _MalformedError(f"values are nested deeper than {_MAX_DEPTH} levels")
+            return self._object(depth + 1) if word == "{" else self._list(depth + 1)
+        if word in _CONSTANTS:
+            return _CONSTANTS[word]
+        number = _NUMBER.fullmatch(word) if word is not None else None
+        if number is None:
+            raise _MalformedError(f"{_shown(word)} is not a value; text stands between two {QUOTE}")
+        value = float(number[0]) if number[1] or number[2] else int(number[0])
+        if not math.isfinite(value):
+            raise _MalformedError(f"the number {_shown(word)} is out of range")
+        return value
+
+    def _closed(self, bracket: str, *, first: bool) -> bool:
+        """Whether the list or object ends here; if not, the comma before its next entry is read."""
+        if self._peek() == bracket:
+            self._next += 1
+            return True
+        if not first:
+            self._expect(",")
+        return False
+
+    def _expect(self, token: str) -> None:
+        if (found := self._take()) != token:
+            raise _MalformedError(f"{_shown(found)} stands where {token!r} should")
+
+    def _peek(self) -> str | _String | None:
+        return self._tokens[self._next] if self._next < len(self._tokens) else None
+
+    def _take(self) -> str | _String | None:
+        token = self._peek()
+        self._next += 1
+        return token
+
+
+def _tokens(texts: list[str]) -> Iterator[str | _String]:
+    for index, text in enumerate(texts):
+        if index % 2:
+            yield _String(text)
+        else:
+            yield from (word for match in _SYNTAX.finditer(text) if (word := match[0].strip()))
+
+
+def _shown(token: str | _String | None) -> str:
+    if token is None:
+        return "the end"
+    return repr((token.text if isinstance(token, _String) else token)[:40])

@@ -1,0 +1,308 @@
+"""A generation's events, limits, ends and deadlines, on a tiny model with a real tokenizer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dgemma
+from dgemma import Answer, Commit, Draft, Finish, FinishReason, InputError, LanguageModel
+from dgemma.checkpoint.presets import PRESETS
+from dgemma.checkpoint.random_weights import write_random
+from dgemma.diffusion.acceptance import Acceptance
+from dgemma.diffusion.step import Sampler
+from dgemma.generation.loop import Stopwatch
+from dgemma.generation.run import Job, run
+from dgemma.params import GenerationParams
+
+FEW = {"max_denoising_steps": 3, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    write_random(path, PRESETS["tiny"].config, dtype="F32", seed=1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def lm(checkpoint: Path) -> LanguageModel:
+    return dgemma.load(checkpoint)
+
+
+def finished(events: Iterator[Any]) -> Answer:
+    return next(event.answer for event in events if isinstance(event, Finish))
+
+
+def test_a_stream_says_each_step_each_canvas_and_the_end(lm: LanguageModel) -> None:
+    canvas_len = lm.config.canvas_len
+    events = list(lm.stream("Hello", max_tokens=canvas_len + 5, ignore_end=True, **FEW))
+    kinds = [type(event) for event in events]
+    assert kinds == [Draft, Draft, Draft, Commit, Draft, Draft, Draft, Commit, Finish]
+    drafts = [event for event in events if isinstance(event, Draft)]
+    assert [draft.step for draft in drafts] == [1, 2, 3, 1, 2, 3]
+    assert [draft.canvas for draft in drafts] == [0, 0, 0, 1, 1, 1]
+    assert all(len(draft.tokens) == len(draft.entropy) == canvas_len for draft in drafts)
+    commits = [event for event in events if isinstance(event, Commit)]
+    assert [len(commit.tokens) for commit in commits] == [canvas_len, 5]
+    answer = events[-1].answer
+    assert answer.text == "".join(commit.text for commit in commits)
+    assert answer.tokens == commits[0].tokens + commits[1].tokens
+    assert answer.steps == (3, 3)
+    assert answer.forwards == 6
+    assert answer.tokens_per_forward == (canvas_len + 5) / 6
+    assert answer.finish_reason is FinishReason.LENGTH
+    assert answer.prompt_tokens == len(lm.tokenizer.encode("Hello")) + 1
+    timings = answer.timings
+    assert 0 < timings.first_commit_s <= timings.total_s
+    assert timings.prefill_s + timings.denoise_s + timings.commit_s <= timings.total_s
+
+
+def test_drafts_change_nothing(lm: LanguageModel) -> None:
+    with_drafts = finished(lm.stream("Hello", max_tokens=40, **FEW))
+    without = lm.generate("Hello", max_tokens=40, **FEW)
+    assert with_drafts.tokens == without.tokens
+    assert with_drafts.text == without.text
+
+
+def test_an_end_token_ends_the_answer_and_is_its_last_token(lm: LanguageModel) -> None:
+    free = lm.generate("Hello", max_tokens=60, ignore_end=True, **FEW)
+    end = free.tokens[7]
+    first = free.tokens.index(end)
+    answer = lm.generate("Hello", max_tokens=60, end_tokens=(end,), **FEW)
+    assert answer.tokens == free.tokens[: first + 1]
+    assert answer.finish_reason is FinishReason.STOP
+    assert answer.text == lm.tokenizer.decode(free.tokens[:first])
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(lm: LanguageModel) -> None:
+    free = lm.generate("Hello", max_tokens=64, ignore_end=True, **FEW)
+    stop = free.text[9:13]
+    answer = lm.generate("Hello", max_tokens=64, ignore_end=True, stop=stop, **FEW)
+    assert answer.text == free.text[: free.text.index(stop)]
+    assert answer.stop_string == stop
+    assert answer.finish_reason is FinishReason.STOP
+    assert len(answer.tokens) < 64
+
+
+def test_a_stop_string_is_found_across_canvases(lm: LanguageModel) -> None:
+    canvas_len = lm.config.canvas_len
+    free = lm.generate("Hello", max_tokens=2 * canvas_len, ignore_end=True, **FEW)
+    pieces = lm.pieces(free.tokens)
+    border = len("".join(pieces[:canvas_len]))
+    stop = free.text[border - 3 : border + 3]
+    answer = lm.generate("Hello", max_tokens=2 * canvas_len, ignore_end=True, stop=[stop], **FEW)
+    assert answer.text == free.text[: free.text.index(stop)]
+
+
+@pytest.mark.parametrize("decode", ["diffuse", "causal"])
+def test_rows_of_a_batch_end_at_their_own_time(lm: LanguageModel, decode: str) -> None:
+    prompts = ["Hello", "A much longer beginning of a text", "x"]
+    exact = lm.exact()
+    options = {"max_tokens": 70, "decode": decode, "max_denoising_steps": 3}
+    alone = [exact.generate(p, seed=s, ignore_end=True, **options) for s, p in enumerate(prompts, start=5)]
+    ends = tuple({alone[0].tokens[3], alone[1].tokens[40]})
+    alone = [exact.generate(p, seed=s, end_tokens=ends, **options) for s, p in enumerate(prompts, start=5)]
+    assert len({len(answer.tokens) for answer in alone}) > 1
+    together = exact.generate(prompts, seed=5, end_tokens=ends, **options)
+    for one, other in zip(alone, together, strict=True):
+        assert (one.tokens, one.text, one.steps, one.seed) == (
+            other.tokens, other.text, other.steps, other.seed,
+        )  # fmt: skip
+
+
+def test_token_ids_are_taken_as_they_are(lm: LanguageModel) -> None:
+    ids = [lm.tokenizer.bos_id, *lm.tokenizer.encode("Hello")]
+    assert lm.generate(ids, max_tokens=9, **FEW).tokens == lm.generate("Hello", max_tokens=9, **FEW).tokens
+    both = lm.generate([ids, ids], seeds=[3, 3], max_tokens=9, max_denoising_steps=3)
+    assert both[0].tokens == both[1].tokens
+
+
+def test_without_a_seed_one_is_drawn_and_named(lm: LanguageModel) -> None:
+    first = lm.generate("Hello", max_tokens=9, max_denoising_steps=3)
+    again = lm.generate("Hello", max_tokens=9, max_denoising_steps=3, seed=first.seed)
+    other = lm.generate("Hello", max_tokens=9, max_denoising_steps=3)
+    assert again.tokens == first.tokens
+    assert other.seed != first.seed
+
+
+def test_temperature_zero_does_not_draw(lm: LanguageModel) -> None:
+    """Noise still differs by seed; what was drawn does not: the whole canvas is accepted guesses."""
+    draws: list[tuple[Tensor, Tensor]] = []
+
+    @dataclass(frozen=True)
+    class Watch:
+        def __call__(self, reading: Any) -> Tensor:
+            draws.append((reading.drawn, reading.guess))
+            return reading.entropy
+
+    for temperature in (0.0, 1.0):
+        sampler = Sampler(num_steps=3, score=Watch())
+        lm.generate("Hello", max_tokens=9, temperature=temperature, sampler=sampler, seed=1)
+    assert all(torch.equal(drawn, guess) for drawn, guess in draws[:3])
+    assert not any(torch.equal(drawn, guess) for drawn, guess in draws[3:])
+
+
+def test_a_researchers_own_part_is_ten_lines(lm: LanguageModel) -> None:
+    @dataclass(frozen=True)
+    class EveryOther:
+        def __call__(self, unsure: Tensor, free: Tensor) -> Tensor:
+            return free & (torch.arange(unsure.shape[-1]) % 2 == 0)
+
+    rule: Acceptance = EveryOther()
+    ours = lm.generate("Hello", max_tokens=20, seed=1, sampler=Sampler(num_steps=4, accept=rule))
+    theirs = lm.generate("Hello", max_tokens=20, seed=1, max_denoising_steps=4)
+    assert ours.tokens != theirs.tokens
+    assert ours.steps == (4,)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"acceptance": "confidence", "min_confidence": 0.3},
+        {"acceptance": "fixed", "accept_per_step": 3},
+        {"top_k": 3},
+        {"top_p": 0.3},
+        {"preset": "thorough"},
+        {"temperature": 2.0},
+    ],
+    ids=str,
+)
+def test_every_option_reaches_the_sampler(lm: LanguageModel, options: dict[str, Any]) -> None:
+    base = {"max_tokens": 20, "seed": 1, "ignore_end": True}
+    steps = {} if "preset" in options else {"max_denoising_steps": 6}
+    plain = lm.generate("Hello", **base, **steps)
+    other = lm.generate("Hello", **base, **steps, **options)
+    assert plain.tokens != other.tokens or plain.steps != other.steps
+
+
+def test_logprobs_hold_the_guess_first(lm: LanguageModel) -> None:
+    answers = lm.generate(["Hello", "x"], max_tokens=40, logprobs=3, **FEW)
+    for answer in answers:
+        assert answer.logprobs is not None
+        assert len(answer.logprobs) == len(answer.tokens)
+        for token, words in zip(answer.tokens, answer.logprobs, strict=True):
+            assert words[0][0] == token
+            assert [p for _, p in words] == sorted((p for _, p in words), reverse=True)
+            assert all(p <= 1e-6 for _, p in words)
+    causal = lm.generate("Hello", max_tokens=4, logprobs=2, decode="causal", temperature=0)
+    assert [words[0][0] for words in causal.logprobs or ()] == list(causal.tokens)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ("", {"max_tokens": 10**9}, "max_tokens is 1000000000; this model's context leaves"),
+        ([], {}, "prompt is an empty list"),
+        ([[]], {}, "the prompt is empty"),
+        ([5, 10**6], {}, "the prompt holds token 1000000; this vocabulary ends at 2047"),
+        ([[5], [-1]], {}, "prompt 1 holds token -1"),
+        ([5, "x"], {}, "prompt is a list of mixed things"),
+        (7, {}, "prompt is a int; give text, token ids"),
+        (["a", "b"], {"seeds": [1]}, "seeds has 1 numbers for 2 prompts"),
+        (["a"], {"seeds": [1 << 70]}, "seed is"),
+        ("a \ud800 b", {}, "surrogate"),
+        ("x", {"nonsense": 1}, "unknown option 'nonsense'"),
+    ],
+)
+def test_misuse_is_refused_by_name(
+    lm: LanguageModel, prompt: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        lm.generate(prompt, **options)
+    assert message in str(caught.value)
+
+
+def test_a_prompt_that_leaves_no_canvas_is_refused(lm: LanguageModel) -> None:
+    longest = lm.config.max_positions - lm.config.canvas_len
+    with pytest.raises(InputError, match="no room for a canvas"):
+        lm.generate([5] * (longest + 1))
+    with pytest.raises(InputError, match="stream takes one"):
+        lm.stream(["a", "b"])
+
+
+def test_a_failed_call_leaves_the_model_as_it_was(lm: LanguageModel) -> None:
+    before = lm.generate("Hello", max_tokens=9, **FEW).tokens
+    for wrong in ("a\ud800", [10**6]):
+        with pytest.raises(InputError):
+            lm.generate(wrong, max_tokens=9)
+    half_read = lm.stream("Hello", max_tokens=90, **FEW)
+    next(half_read)
+    half_read.close()
+    assert lm.generate("Hello", max_tokens=9, **FEW).tokens == before
+
+
+class SteppingClock:
+    """A clock that only moves when asked: each look at it costs a tenth of a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.1
+        return self.now
+
+
+@pytest.mark.parametrize("decode", ["diffuse", "causal"])
+@pytest.mark.parametrize("deadline_s", [0.0, 0.3, 1.0, 2.0, 5.0])
+def test_at_the_deadline_the_answer_so_far_is_returned_and_marked(
+    lm: LanguageModel, deadline_s: float, decode: str
+) -> None:
+    params = GenerationParams(deadline_s=deadline_s, max_tokens=2000, ignore_end=True, decode=decode)  # type: ignore[arg-type]
+    job = Job(prompts=((2, 17, 5),), seeds=(1,), params=params, tokenizer=lm.tokenizer)
+    events = list(run(lm, job, Stopwatch(deadline_s, SteppingClock())))
+    answer = events[-1].answer
+    assert answer.finish_reason is FinishReason.DEADLINE
+    commits = [event for event in events if isinstance(event, Commit)]
+    assert answer.tokens == tuple(token for commit in commits for token in commit.tokens)
+    provisional = sum(len(commit.tokens) for commit in commits if not commit.settled)
+    assert answer.provisional_tokens == provisional
+    if decode == "diffuse" and deadline_s >= 1:
+        assert provisional == lm.config.canvas_len
+    unhurried = replace(params, deadline_s=None, max_tokens=max(1, len(answer.tokens)))
+    whole = finished(run(lm, replace(job, params=unhurried)))
+    kept = len(answer.tokens) - provisional
+    assert answer.tokens[:kept] == whole.tokens[:kept], "what was committed is what would have been"
+
+
+def test_the_deadline_is_kept_within_a_steps_time_in_fifty_runs(lm: LanguageModel) -> None:
+    lm.generate("Hello", max_tokens=32, seed=1)
+    over = []
+    for number in range(50):
+        deadline_s = 0.05 + 0.01 * (number % 20)
+        began = time.perf_counter()
+        answer = lm.generate("Hello", max_tokens=4000, seed=number, ignore_end=True, deadline_s=deadline_s)
+        seconds = time.perf_counter() - began
+        step_s = answer.timings.denoise_s / sum(answer.steps)
+        assert answer.finish_reason is FinishReason.DEADLINE
+        over.append((seconds - deadline_s) / step_s)
+    over.sort()
+    print(f"steps over the deadline: median {over[25]:.2f}, most {over[-1]:.2f}")
+    assert over[-1] <= 1
+
+
+def test_auto_writes_a_word_causally_and_a_page_in_canvases(lm: LanguageModel) -> None:
+    assert lm.generate("Hello", max_tokens=1, decode="auto", **FEW).decode == "causal"
+    assert lm.generate("Hello", max_tokens=300, decode="auto", max_denoising_steps=1).decode == "diffuse"
+
+
+def test_sampling_causally_honours_the_seed(lm: LanguageModel) -> None:
+    options: dict[str, Any] = {"decode": "causal", "max_tokens": 12, "ignore_end": True, "temperature": 3.0}
+    one, again, other = (lm.generate("Hello", seed=seed, **options).tokens for seed in (1, 1, 2))
+    assert one == again
+    assert one != other
+
+
+def test_an_answer_is_json(lm: LanguageModel) -> None:
+    import json
+
+    found = json.loads(json.dumps(lm.generate("Hello", max_tokens=9, logprobs=1, **FEW).to_json()))
+    assert found["finish_reason"] in ("length", "stop")
+    assert {"text", "tokens", "steps", "tokens_per_forward", "seed", "timings"} <= found.keys()
