@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.record import alternate, ratios, spread, write
+from benchmarks.record import write
+from dgemma.bench.timing import alternate, ratios, spread
 
 SHAPES = {
     "released, 1 canvas": (128, 2816, 1408, 256, 8),

@@ -5,10 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +14,6 @@ import torch
 from dgemma.machine import inspect_machine, package_versions
 
 RESULTS = Path(__file__).parent / "results"
-
-
-def alternate(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each way, run in turn: a noisy machine then disturbs all of them alike."""
-    for run in ways.values():
-        run()  # warm-up
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, run in ways.items():
-            started = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - started)
-    return seconds
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(values), 4),
-        "min": round(min(values), 4),
-        "max": round(max(values), 4),
-    }
-
-
-def ratios(seconds: dict[str, list[float]], base: str) -> dict[str, dict[str, float]]:
-    """Each way against `base`, round by round."""
-    return {
-        name: spread([a / b for a, b in zip(values, seconds[base], strict=True)])
-        for name, values in seconds.items()
-        if name != base
-    }
 
 
 def write(name: str, findings: dict[str, Any]) -> None:

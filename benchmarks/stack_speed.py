@@ -7,31 +7,15 @@ python -m benchmarks.stack_speed DIR
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
 from pathlib import Path
 
 import torch
-from transformers import DiffusionGemmaForBlockDiffusion, DynamicCache
+from transformers import DynamicCache
 
 import dgemma
-from benchmarks.record import alternate, ratios, spread, write
-
-TINY_VISION = {
-    "model_type": "gemma4_vision", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16,
-}  # fmt: skip
-
-
-def load_reference(model: Path) -> DiffusionGemmaForBlockDiffusion:
-    """The reference on the same weights, without its half-billion-parameter vision tower."""
-    with tempfile.TemporaryDirectory() as scratch:
-        for file in model.iterdir():
-            (Path(scratch) / file.name).symlink_to(file.resolve())
-        config = json.loads((model / "config.json").read_text()) | {"vision_config": TINY_VISION}
-        (Path(scratch) / "config.json").unlink()
-        (Path(scratch) / "config.json").write_text(json.dumps(config))
-        return DiffusionGemmaForBlockDiffusion.from_pretrained(scratch, dtype=torch.bfloat16).eval()
+from benchmarks.record import write
+from dgemma.bench.reference import load_reference
+from dgemma.bench.timing import alternate, ratios, spread
 
 
 @torch.inference_mode()
@@ -43,7 +27,7 @@ def main() -> None:
     args = parser.parse_args()
     plain = dgemma.load(args.model, dtype="bfloat16")
     exact = plain.exact()
-    reference = load_reference(args.model)
+    reference = load_reference(args.model, torch.bfloat16)
     vocab, canvas_len = plain.config.vocab_size, plain.config.canvas_len
     torch.manual_seed(0)
     findings = {}

@@ -33,8 +33,9 @@ ROOMS: dict[str, set[str]] = {
         "checkpoint",
         "generation",
     },
+    "bench": {"events", "language_model"},
     "selfcheck": {"checkpoint", "language_model", "machine"},
-    "cli": {"errors", "params", "events", "model", "checkpoint", "machine", "selfcheck", "__init__"},
+    "cli": {"errors", "params", "events", "model", "checkpoint", "machine", "selfcheck", "bench", "__init__"},
     "__init__": {"errors", "params", "events", "model", "diffusion", "language_model"},
 }
 TORCH_FREE = [

@@ -45,6 +45,7 @@ def load(
     dtype: str = "auto",
     device: str = "cpu",
     exact: bool = False,
+    compile: bool = False,  # noqa: A002
     revision: str | None = None,
     progress: Progress | None = None,
 ) -> LanguageModel:
@@ -55,6 +56,7 @@ def load(
     dtype: "float32", "bfloat16", or "auto" for the one config.json names.
     device: "cpu", "cuda", "cuda:1", "mps".
     exact: run so that a row's bits never depend on what shares its batch (slower).
+    compile: fuse the vocabulary end into one kernel; the first step then takes seconds.
     revision: branch, tag or commit of a hub name.
     progress: called with (bytes read, bytes in all) after each tensor.
     """
@@ -66,7 +68,7 @@ def load(
             source,
             dtype=number_type,
             device=target,
-            execution=default_execution(target, number_type, exact=exact),
+            execution=replace(default_execution(target, number_type, exact=exact), fused_vocabulary=compile),
             progress=progress,
         ),
         source,

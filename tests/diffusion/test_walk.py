@@ -149,16 +149,13 @@ def chi_square(counts: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0, 10.0], ids=lambda s: f"spread {s}")
-@pytest.mark.parametrize("vocab", [3000, 14_000], ids=["one block", "four shards"])
-def test_draws_follow_the_distribution(spread: float, vocab: int) -> None:
+@pytest.mark.parametrize(("vocab", "shards"), [(3000, 1), (14_000, 4)], ids=["whole", "four shards"])
+def test_draws_follow_the_distribution(spread: float, vocab: int, shards: int) -> None:
     rows, canvas = 10, 1000
     one, _ = make(1, 1, vocab, seed=3, spread=spread)
     vocabulary = TableVocabulary(one.table.expand(rows, canvas, vocab), one.embedding)
     hidden, heat, wishes = torch.zeros(rows, canvas, 8), torch.ones(rows), Wishes(with_soft=False)
-    if vocab < BLOCK:
-        drawn = walk(hidden, vocabulary, heat, places(rows, 11), wishes).drawn
-    else:
-        drawn = in_shards(4, vocabulary, hidden, heat, places(rows, 11), wishes).drawn
+    drawn = in_shards(shards, vocabulary, hidden, heat, places(rows, 11), wishes).drawn
     counts = torch.bincount(drawn.flatten(), minlength=vocab).double()
     expected = one.table[0, 0].double().softmax(-1) * rows * canvas
     assert abs(chi_square(counts, expected)) < 4

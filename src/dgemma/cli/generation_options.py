@@ -41,6 +41,9 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
     parser.add_argument("--exact", action="store_true", help="the same bits in any batch (slower)")
+    parser.add_argument(
+        "--compile", action="store_true", help="fuse the vocabulary end (the first step takes seconds)"
+    )
 
 
 def generation_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -103,7 +106,12 @@ def load_model(args: argparse.Namespace) -> LanguageModel:
             seen = done
 
         return dgemma.load(
-            args.model, dtype=args.dtype, device=args.device, exact=args.exact, progress=progress
+            args.model,
+            dtype=args.dtype,
+            device=args.device,
+            exact=args.exact,
+            compile=args.compile,
+            progress=progress,
         )
 
 

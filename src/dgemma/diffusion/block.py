@@ -12,7 +12,7 @@ from dgemma.diffusion.reading import CHUNK, scaled_logits
 
 # Shapes: rows = canvases, canvas = positions, words = a block, chunks = its chunks.
 
-BLOCK = 4 * CHUNK
+BLOCK = 2 * CHUNK
 """Words whose numbers are held relative to one maximum, and whose embeddings are mixed in one product."""
 
 
@@ -30,7 +30,7 @@ class Lead(NamedTuple):
 
     score: Tensor  # [rows, canvas], smaller is ahead
     chunk: Tensor  # [rows, canvas], its number
-    products: Tensor  # [rows, canvas, CHUNK]
+    products: Tensor  # [rows, canvas, CHUNK], fewer where the whole vocabulary has fewer
 
 
 class Block(NamedTuple):
@@ -39,7 +39,7 @@ class Block(NamedTuple):
     top: Tensor  # [rows, canvas]
     mass: Tensor  # [rows, canvas, chunks], sum of exp(logit - top)
     moment: Tensor  # [rows, canvas, chunks], sum of exp(logit - top) * (logit - top)
-    shares: Tensor  # [rows, canvas, words], exp(logit - top)
+    shares: Tensor  # [rows, canvas, words], exp(logit - top) in the model's dtype
 
 
 def no_lead(products: Tensor) -> Lead:
@@ -47,7 +47,7 @@ def no_lead(products: Tensor) -> Lead:
     return Lead(
         torch.full(positions, float("inf"), device=products.device),
         torch.zeros(positions, dtype=torch.int64, device=products.device),
-        products.new_zeros(*positions, CHUNK),
+        products.new_zeros(*positions, min(CHUNK, products.shape[-1])),
     )
 
 
@@ -74,9 +74,10 @@ def look_at(
     `clocks` [rows, canvas, chunks]: log of each chunk's exponential clock, None where nothing is drawn.
     """
     words = products.shape[-1]
-    missing = -words % CHUNK
+    width = likeliest.products.shape[-1]
+    missing = -words % width
     scaled = F.pad(logits_of(products, terms), (0, missing), value=float("-inf"))
-    chunks = scaled.unflatten(-1, (-1, CHUNK))
+    chunks = scaled.unflatten(-1, (-1, width))
     tops = chunks.amax(-1)
     top = tops.amax(-1)
     # A block of forbidden words has no finite top; measured from zero its shares are all zero.
@@ -86,17 +87,17 @@ def look_at(
         below = below.clamp(min=-1e4)  # a forbidden word's zero share times its -inf is to be zero
     mass = shares.sum(-1)
     moment = (shares * below).sum(-1)
-    raw = F.pad(products, (0, missing)).unflatten(-1, (-1, CHUNK))
+    raw = F.pad(products, (0, missing)).unflatten(-1, (-1, width))
     likeliest = _overtake(likeliest, -tops, raw, first_chunk)
     if clocks is not None:
         racing = _overtake(racing, clocks - (top[..., None] + mass.log()), raw, first_chunk)
-    block = Block(top, mass, moment, shares.flatten(-2)[..., :words])
+    block = Block(top, mass, moment, shares.flatten(-2)[..., :words].to(products.dtype))
     return block, likeliest, racing
 
 
 def _overtake(lead: Lead, scores: Tensor, chunks: Tensor, first_chunk: Tensor) -> Lead:
     score, chunk = scores.min(-1)
-    index = chunk[..., None, None].expand(*chunk.shape, 1, CHUNK)
+    index = chunk[..., None, None].expand(*chunk.shape, 1, chunks.shape[-1])
     ahead = score < lead.score
     return Lead(
         torch.where(ahead, score, lead.score),

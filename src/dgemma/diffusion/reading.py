@@ -85,7 +85,7 @@ def draw_dense(scaled: Tensor, place: Place) -> Tensor:
 
 
 def race_in_chunk(scaled: Tensor, chunk: Tensor, place: Place) -> Tensor:
-    """The word that wins inside `chunk` [rows, canvas], whose logits are [rows, canvas, CHUNK]."""
-    words = chunk[..., None] * CHUNK + torch.arange(CHUNK, device=scaled.device)
+    """The word that wins inside `chunk` [rows, canvas]; its logits are [rows, canvas, up to CHUNK]."""
+    words = chunk[..., None] * CHUNK + torch.arange(scaled.shape[-1], device=scaled.device)
     finish = race_times(place, Use.WORD_RACE, words) - scaled
     return chunk * CHUNK + finish.argmin(-1)

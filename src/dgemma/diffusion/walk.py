@@ -199,7 +199,8 @@ def _ahead(leads: Sequence[Lead]) -> Lead:
 
 def _logits_of_lead(lead: Lead, part: Part) -> Tensor:
     """Scaled logits [rows, canvas, CHUNK] of the leading chunk's words, -inf past the last word."""
-    words = lead.chunk[..., None] * CHUNK + torch.arange(CHUNK, device=lead.chunk.device)
+    width = lead.products.shape[-1]
+    words = lead.chunk[..., None] * CHUNK + torch.arange(width, device=lead.chunk.device)
     scaled = logits_of(lead.products, part.terms._replace(bias=None, floor=None))
     inside = words < part.vocab_size
     if part.terms.bias is not None:

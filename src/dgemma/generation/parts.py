@@ -21,7 +21,7 @@ from dgemma.diffusion.acceptance import (
 )
 from dgemma.diffusion.likeliest import NUCLEUS, truncation_floor
 from dgemma.diffusion.noise import Place
-from dgemma.diffusion.reading import Likeliest, Reading
+from dgemma.diffusion.reading import Likeliest, Reading, read_dense, scaled_logits
 from dgemma.diffusion.schedule import LinearSchedule
 from dgemma.diffusion.step import Sampler
 from dgemma.diffusion.stopping import StableAndConfident
@@ -109,10 +109,11 @@ def read_vocabulary(
 
     In the exact way each row walks alone, so that its bits do not depend on its company.
     """
+    read = _read if hidden.shape[1] > 1 else _read_token
     if not model.stack.execution.exact:
-        return _read(model.stack, hidden, temperature, place, params)
+        return read(model.stack, hidden, temperature, place, params)
     readings = [
-        _read(
+        read(
             model.stack,
             hidden[row : row + 1],
             temperature[row : row + 1],
@@ -128,11 +129,7 @@ def _read(
     stack: Stack, hidden: Tensor, temperature: Tensor, place: Place | None, params: GenerationParams
 ) -> Reading:
     head = stack.head
-    wishes = Wishes(
-        num_likeliest=params.logprobs or 0,
-        with_soft=hidden.shape[1] > 1,  # a single token is read causally: no canvas to condition
-        compiled=stack.execution.fused_vocabulary,
-    )
+    wishes = Wishes(num_likeliest=params.logprobs or 0, compiled=stack.execution.fused_vocabulary)
     if params.top_k is not None or params.top_p is not None:
         # The floor is only known when all words were seen: hence a second walk.
         count = NUCLEUS if params.top_p is not None else params.top_k
@@ -141,6 +138,24 @@ def _read(
         floor = truncation_floor(first.likeliest, first.log_mass, params.top_k, params.top_p)
         wishes = replace(wishes, floor=floor)
     return walk(hidden, head, temperature, place, wishes)
+
+
+def _read_token(
+    stack: Stack, hidden: Tensor, temperature: Tensor, place: Place | None, params: GenerationParams
+) -> Reading:
+    """One position per row [rows, 1, hidden], read causally: all its logits at once are a small thing."""
+    head = stack.head
+    scaled = scaled_logits(head.products(hidden), head.logit_cap, temperature)
+    if params.top_k is not None or params.top_p is not None:
+        top = scaled.topk(min(NUCLEUS, scaled.shape[-1]))
+        likeliest = Likeliest(top.indices, top.values)
+        floor = truncation_floor(likeliest, scaled.logsumexp(-1), params.top_k, params.top_p)
+        scaled = torch.where(scaled < floor[..., None], float("-inf"), scaled)
+    reading = read_dense(scaled, place)
+    if params.logprobs:
+        top = scaled.topk(params.logprobs)
+        reading = replace(reading, likeliest=Likeliest(top.indices, top.values))
+    return reading
 
 
 def _stack_rows(readings: Sequence[Reading]) -> Reading:

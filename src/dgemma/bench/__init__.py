@@ -1,0 +1,1 @@
+"""Measuring: ways run in turn, spreads instead of single figures."""

@@ -1,0 +1,39 @@
+"""How far memory rises while something runs."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_STATUS = Path("/proc/self/status")
+
+
+def peak_growth_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
+    """Bytes that `run` needs at its peak beyond what was held before; None where it cannot be told."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        return torch.cuda.max_memory_allocated(device) - before
+    if device.type != "cpu" or not _STATUS.exists():
+        return None
+    # Else what an earlier run freed would be used again unseen.
+    ctypes.CDLL(None).malloc_trim(0)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # start the peak anew
+    except OSError:
+        return None
+    before = _peak_bytes()
+    run()
+    return _peak_bytes() - before
+
+
+def _peak_bytes() -> int:
+    found = re.search(r"VmHWM:\s+(\d+)", _STATUS.read_text())
+    assert found is not None
+    return int(found[1]) * 1024

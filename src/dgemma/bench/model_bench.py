@@ -1,0 +1,120 @@
+"""A model's own figures: what a step, a commit and a causal token cost, alternated with the reference.
+
+Speed counts committed tokens, end to end, prompt included. Every canvas takes exactly K steps, so that
+the figures do not depend on what the model would write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dgemma.bench.memory import peak_growth_bytes
+from dgemma.bench.reference import TimedReference
+from dgemma.bench.timing import spread
+from dgemma.events import Answer
+from dgemma.language_model import LanguageModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchPlan:
+    prompt_tokens: int = 256
+    canvases: int = 2
+    steps: int = 8  # K: denoise steps per canvas
+    causal_tokens: int = 16
+    rounds: int = 3
+
+
+Samples = dict[str, list[float]]
+
+
+def run_bench(
+    lm: LanguageModel,
+    reference: TimedReference | None,
+    plan: BenchPlan,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Measure in turn, `plan.rounds` times, after a round of warming up."""
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(lm.config.vocab_size, (1, plan.prompt_tokens), generator=generator)
+    ours: Samples = {}
+    theirs: Samples = {}
+    for number in range(plan.rounds + 1):
+        say("warming up" if number == 0 else f"round {number} of {plan.rounds}")
+        _add(ours, _our_round(lm, prompt[0].tolist(), plan))
+        if reference is not None:
+            _add(theirs, _their_round(reference, prompt, plan))
+        if number == 0:
+            ours, theirs = {}, {}
+    found: dict[str, Any] = {
+        "plan": plan.__dict__,
+        "dtype": str(lm.dtype).removeprefix("torch."),
+        "device": str(lm.device),
+        "exact": lm.stack.execution.exact,
+        "compiled": lm.stack.execution.fused_vocabulary,
+        "dgemma": {name: spread(values) for name, values in ours.items()},
+        "peak_extra_bytes": {
+            "dgemma": peak_growth_bytes(lambda: _our_diffuse(lm, prompt[0].tolist(), plan), lm.device)
+        },
+        "weight_bytes": sum(parameter.nbytes for parameter in lm.stack.parameters()),
+    }
+    if reference is not None:
+        timed = reference
+        found["reference"] = {name: spread(values) for name, values in theirs.items()}
+        found["times_faster"] = {
+            name: spread([_gain(name, a, b) for a, b in zip(ours[name], theirs[name], strict=True)])
+            for name in theirs
+        }
+        found["peak_extra_bytes"]["reference"] = peak_growth_bytes(
+            lambda: timed.diffuse(prompt, plan.canvases, plan.steps), lm.device
+        )
+    return found
+
+
+def _our_diffuse(lm: LanguageModel, prompt: list[int], plan: BenchPlan) -> Answer:
+    return lm.generate(
+        prompt,
+        max_tokens=plan.canvases * lm.config.canvas_len,
+        max_denoising_steps=plan.steps,
+        confidence_threshold=0.0,
+        ignore_end=True,
+        seed=0,
+    )
+
+
+def _our_round(lm: LanguageModel, prompt: list[int], plan: BenchPlan) -> dict[str, float]:
+    answer = _our_diffuse(lm, prompt, plan)
+    assert answer.steps == (plan.steps,) * plan.canvases
+    causal = lm.generate(
+        prompt, decode="causal", max_tokens=plan.causal_tokens, temperature=0, ignore_end=True, seed=0
+    )
+    return {
+        "seconds_per_step": answer.timings.denoise_s / sum(answer.steps),
+        "seconds_per_commit": answer.timings.commit_s / max(plan.canvases - 1, 1),
+        "seconds_per_causal_token": causal.timings.commit_s / plan.causal_tokens,
+        "tokens_per_second": len(answer.tokens) / answer.timings.total_s,
+    }
+
+
+def _their_round(reference: TimedReference, prompt: torch.Tensor, plan: BenchPlan) -> dict[str, float]:
+    times = reference.diffuse(prompt, plan.canvases, plan.steps)
+    num_tokens = plan.canvases * int(reference.model.config.canvas_length)
+    return {
+        "seconds_per_step": times.step_s,
+        "seconds_per_commit": times.commit_s,
+        "seconds_per_causal_token": reference.causal(prompt, plan.causal_tokens),
+        "tokens_per_second": num_tokens / times.total_s,
+    }
+
+
+def _gain(name: str, ours: float, theirs: float) -> float:
+    """How many times faster we are: seconds and speeds point in opposite directions."""
+    return ours / theirs if name == "tokens_per_second" else theirs / ours
+
+
+def _add(samples: Samples, values: dict[str, float]) -> None:
+    for name, value in values.items():
+        samples.setdefault(name, []).append(value)

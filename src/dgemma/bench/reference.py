@@ -1,0 +1,94 @@
+"""The reference implementation (Transformers) on the same weights, timed from outside."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# The reference insists on a vision tower of half a billion parameters; a tiny one takes its place.
+_TINY_VISION = {
+    "model_type": "gemma4_vision", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16,
+}  # fmt: skip
+
+
+def load_reference(model: Path, dtype: torch.dtype) -> Any:
+    """`DiffusionGemmaForBlockDiffusion` from the same directory, or None without Transformers."""
+    try:
+        from transformers import DiffusionGemmaForBlockDiffusion
+        from transformers.utils import logging as transformers_logging
+    except ImportError:
+        return None
+    logging: Any = transformers_logging
+    logging.set_verbosity_error()  # it would report the vision tower that is not there
+    logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as scratch:
+        for file in model.iterdir():
+            (Path(scratch) / file.name).symlink_to(file.resolve())
+        config = json.loads((model / "config.json").read_text()) | {"vision_config": _TINY_VISION}
+        (Path(scratch) / "config.json").unlink()
+        (Path(scratch) / "config.json").write_text(json.dumps(config))
+        reference: Any = DiffusionGemmaForBlockDiffusion.from_pretrained(scratch, dtype=dtype)
+        return reference.eval()
+
+
+@dataclass(frozen=True)
+class ReferenceTimes:
+    step_s: float
+    commit_s: float
+    total_s: float
+
+
+class TimedReference:
+    """Its generate and its encoder, with a stopwatch around the encoder."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._encoder_s: list[float] = []
+        encode = model.model.encoder.forward
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            result = encode(*args, **kwargs)
+            self._encoder_s.append(time.perf_counter() - started)
+            return result
+
+        model.model.encoder.forward = timed
+
+    def diffuse(self, prompt: torch.Tensor, canvases: int, steps: int) -> ReferenceTimes:
+        """Canvases of exactly `steps` steps: its stopping rule is never met."""
+        self._encoder_s.clear()
+        started = time.perf_counter()
+        self.model.generate(
+            input_ids=prompt,
+            max_new_tokens=canvases * self.model.config.canvas_length,
+            max_denoising_steps=steps,
+            stability_threshold=steps,
+            eos_token_id=[self.model.config.text_config.vocab_size],  # no word has this number
+        )
+        total_s = time.perf_counter() - started
+        commits = self._encoder_s[1:]
+        return ReferenceTimes(
+            step_s=(total_s - sum(self._encoder_s)) / (canvases * steps),
+            commit_s=sum(commits) / max(len(commits), 1),
+            total_s=total_s,
+        )
+
+    @torch.inference_mode()
+    def causal(self, prompt: torch.Tensor, num_tokens: int) -> float:
+        """Seconds per token of greedy writing with its encoder and head."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.model.config.text_config)
+        hidden = self.model.model.encoder(input_ids=prompt, past_key_values=cache).last_hidden_state
+        started = time.perf_counter()
+        for _ in range(num_tokens):
+            token = self.model.lm_head(hidden[:, -1:]).argmax(-1)
+            hidden = self.model.model.encoder(input_ids=token, past_key_values=cache).last_hidden_state
+        return (time.perf_counter() - started) / num_tokens

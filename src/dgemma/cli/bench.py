@@ -1,0 +1,103 @@
+"""Measure a model here: seconds per step, commit and causal token, committed tokens/s, peak memory.
+
+Every canvas takes exactly --steps steps, whatever the model would write, and speed counts committed tokens,
+end to end. With Transformers installed the reference runs in turn on the same weights: trust the ratio more
+than the seconds, and look at the spread."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from dgemma.machine import inspect_machine, package_versions
+
+HELP = "what a step, a commit and a token cost here"
+EXAMPLES = "example:\n  dgemma bench MODEL --steps 8 --canvases 2 --rounds 5 --json > figures.json"
+_UNITS = {
+    "seconds_per_step": ("denoise step", "s"),
+    "seconds_per_commit": ("commit", "s"),
+    "seconds_per_causal_token": ("causal token", "s"),
+    "tokens_per_second": ("committed tokens", "/s"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, or a hub name")
+    parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N", help="(default: 256)")
+    parser.add_argument("--canvases", type=int, default=2, metavar="N", help="per answer (default: 2)")
+    parser.add_argument("--steps", type=int, default=8, metavar="K", help="per canvas (default: 8)")
+    parser.add_argument("--causal-tokens", type=int, default=16, metavar="N", help="(default: 16)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="measured in turn (default: 3)")
+    parser.add_argument("--no-reference", action="store_true", help="do not load Transformers' model")
+    parser.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="(default: auto)"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+    parser.add_argument("--exact", action="store_true", help="the way whose bits do not depend on the batch")
+    parser.add_argument("--compile", action="store_true", help="fuse the vocabulary end")
+    parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
+
+
+def run(args: argparse.Namespace) -> int:
+    import dgemma
+    from dgemma.bench.model_bench import BenchPlan, run_bench
+    from dgemma.bench.reference import TimedReference, load_reference
+    from dgemma.checkpoint.hub import resolve
+    from dgemma.errors import InputError
+
+    for name in ("prompt_tokens", "canvases", "steps", "causal_tokens", "rounds"):
+        if getattr(args, name) < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1.")
+    plan = BenchPlan(
+        prompt_tokens=args.prompt_tokens,
+        canvases=args.canvases,
+        steps=args.steps,
+        causal_tokens=args.causal_tokens,
+        rounds=args.rounds,
+    )
+    path = resolve(args.model)
+    lm = dgemma.load(path, dtype=args.dtype, device=args.device, exact=args.exact, compile=args.compile)
+    reference = None
+    if not args.no_reference and lm.device.type == "cpu":
+        loaded = load_reference(path, lm.dtype)
+        if loaded is None:
+            print("Transformers is not installed: nothing to compare with.", file=sys.stderr)
+        else:
+            reference = TimedReference(loaded)
+    found = run_bench(lm, reference, plan, say=lambda line: print(line, file=sys.stderr, flush=True))
+    machine = inspect_machine()
+    found["machine"] = {"processor": machine.processor, "cores": machine.cores}
+    found["versions"] = {name: version for name, version in package_versions().items() if version}
+    print(json.dumps(found, indent=2) if args.json else _page(found))
+    return 0
+
+
+def _page(found: dict[str, Any]) -> str:
+    plan = found["plan"]
+    lines = [
+        f"{found['machine']['processor']}, {found['machine']['cores']} cores; {found['dtype']} on "
+        f"{found['device']}; prompt of {plan['prompt_tokens']}, {plan['canvases']} canvases of "
+        f"{plan['steps']} steps; median (least-most) of {plan['rounds']}",
+        f"{'':<20}{'dgemma':>28}{'reference':>28}{'dgemma is faster by':>26}",
+    ]
+    for name, (label, unit) in _UNITS.items():
+        cells = [_spread(found["dgemma"][name], unit)]
+        if "reference" in found:
+            cells += [
+                _spread(found["reference"][name], unit),
+                _spread(found["times_faster"][name], "x"),
+            ]
+        widths = (28, 28, 26)
+        lines.append(f"{label:<20}" + "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=False)))
+    peaks = [
+        "unknown" if size is None else f"{size / 1e6:,.0f} MB" for size in found["peak_extra_bytes"].values()
+    ]
+    lines.append(f"{'peak extra memory':<20}" + "".join(f"{peak:>28}" for peak in peaks))
+    lines.append(f"{'weights':<20}{found['weight_bytes'] / 1e6:>25,.0f} MB")
+    return "\n".join(lines)
+
+
+def _spread(values: dict[str, float], unit: str) -> str:
+    return f"{values['median']:.4g}{unit} ({values['min']:.4g}-{values['max']:.4g})"
