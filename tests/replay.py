@@ -17,8 +17,9 @@ from dgemma.diffusion.schedule import LinearSchedule
 from dgemma.diffusion.step import Sampler
 from dgemma.diffusion.stopping import StableAndConfident
 from dgemma.events import Finish
+from dgemma.generation.job import Job
 from dgemma.generation.parts import Model
-from dgemma.generation.run import Job, run
+from dgemma.generation.run import run
 from dgemma.language_model import LanguageModel
 from dgemma.model.config import ModelConfig
 from dgemma.params import GenerationParams

@@ -18,7 +18,8 @@ from dgemma.checkpoint.source import CheckpointSource, open_checkpoint, read_jso
 from dgemma.diffusion.step import Sampler
 from dgemma.errors import CheckpointError, DeviceError, InputError, suggestion
 from dgemma.events import Answer, Event, Finish
-from dgemma.generation.run import Job, fresh_seed, run
+from dgemma.generation.job import Job, read_prompts, seeds_for
+from dgemma.generation.run import run
 from dgemma.generation.turns import TurnMemory
 from dgemma.model.cache import KVCache
 from dgemma.model.config import ModelConfig
@@ -273,7 +274,7 @@ class LanguageModel:
         preset: "fast", "balanced" or "thorough". sampler: your own, in place of the options'.
         options: the fields of `dgemma.GenerationParams`.
         """
-        prompts, is_list = self._prompts(prompt)
+        prompts, is_list = read_prompts(prompt, self._text_ids)
         job = self._job(prompts, seeds, preset, sampler, options, drafts=False)
         answers = {e.row: e.answer for e in run(self, job) if isinstance(e, Finish)}
         return [answers[row] for row in range(len(prompts))] if is_list else answers[0]
@@ -288,7 +289,7 @@ class LanguageModel:
         **options: Any,
     ) -> Iterator[Event]:
         """Like `generate` for one prompt: `Draft` per step, `Commit` per canvas, `Finish` at the end."""
-        prompts, is_list = self._prompts(prompt)
+        prompts, is_list = read_prompts(prompt, self._text_ids)
         if is_list:
             raise InputError("prompt is a list of prompts; stream takes one. Use generate for a batch.")
         return run(self, self._job(prompts, None, preset, sampler, options, drafts=drafts))
@@ -347,42 +348,14 @@ class LanguageModel:
         drafts: bool,
     ) -> Job:
         params = GenerationParams.make(self.generation_defaults, preset=preset, **options)
-        if seeds is None:
-            first = fresh_seed() if params.seed is None else params.seed
-            seeds = [first + row for row in range(len(prompts))]
-        if len(seeds) != len(prompts):
-            raise InputError(f"seeds has {len(seeds)} numbers for {len(prompts)} prompts; give one for each.")
-        seeds = [GenerationParams(seed=seed).seed or 0 for seed in seeds]  # checked like `seed`
-        if params.stop or self._has_tokenizer:
-            tokenizer: Tokenizer | None = self.tokenizer
-        else:
-            tokenizer = None
         return Job(
             prompts=tuple(prompts),
-            seeds=tuple(seeds),
+            seeds=seeds_for(len(prompts), seeds, params),
             params=params,
-            tokenizer=tokenizer,
+            tokenizer=self.tokenizer if params.stop or self._has_tokenizer else None,
             sampler=sampler,
             drafts=drafts,
         )
-
-    def _prompts(self, prompt: Any) -> tuple[list[tuple[int, ...]], bool]:
-        """Token ids of each prompt, and whether it was a list of them."""
-        if isinstance(prompt, str):
-            return [self._text_ids(prompt)], False
-        if not isinstance(prompt, Sequence):
-            raise InputError(
-                f"prompt is a {type(prompt).__name__}; give text, token ids, or a list of either."
-            )
-        if not prompt:
-            raise InputError("prompt is an empty list; give at least one prompt.")
-        if all(isinstance(item, str) for item in prompt):
-            return [self._text_ids(item) for item in prompt], True
-        if all(_is_token(item) for item in prompt):
-            return [tuple(prompt)], False
-        if all(isinstance(item, Sequence) and all(map(_is_token, item)) for item in prompt):
-            return [tuple(item) for item in prompt], True
-        raise InputError("prompt is a list of mixed things; give texts only, or lists of token ids only.")
 
     def _text_ids(self, text: str) -> tuple[int, ...]:
         bos = self.tokenizer.bos_id
@@ -437,10 +410,6 @@ class LanguageModel:
                 f"lengths is {values}; it must hold one number from 0 to {width} for each of {rows} rows."
             )
         return values
-
-
-def _is_token(item: object) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool)
 
 
 def _piece_len(config: ModelConfig, cache: KVCache, block: int) -> int:

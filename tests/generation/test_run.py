@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,8 +19,9 @@ from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.diffusion.acceptance import Acceptance
 from dgemma.diffusion.step import Sampler
+from dgemma.generation.job import Job
 from dgemma.generation.loop import Stopwatch
-from dgemma.generation.run import Job, run
+from dgemma.generation.run import run
 from dgemma.params import GenerationParams
 
 FEW = {"max_denoising_steps": 3, "seed": 3}
@@ -272,20 +274,29 @@ def test_at_the_deadline_the_answer_so_far_is_returned_and_marked(
     assert answer.tokens[:kept] == whole.tokens[:kept], "what was committed is what would have been"
 
 
-def test_the_deadline_is_kept_within_a_steps_time_in_fifty_runs(lm: LanguageModel) -> None:
-    lm.generate("Hello", max_tokens=32, seed=1)
+def test_the_deadline_is_kept_within_a_steps_time_in_fifty_runs(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    path = tmp_path_factory.mktemp("model") / "small"  # steps long enough to be measured beside noise
+    write_random(path, PRESETS["small"].config, dtype="BF16", seed=1)
+    small = dgemma.load(path)
+    small.generate("Hello", max_tokens=100, seed=1, max_denoising_steps=4)
     over = []
     for number in range(50):
-        deadline_s = 0.05 + 0.01 * (number % 20)
-        began = time.perf_counter()
-        answer = lm.generate("Hello", max_tokens=4000, seed=number, ignore_end=True, deadline_s=deadline_s)
-        seconds = time.perf_counter() - began
-        step_s = answer.timings.denoise_s / sum(answer.steps)
-        assert answer.finish_reason is FinishReason.DEADLINE
-        over.append((seconds - deadline_s) / step_s)
+        deadline_s = 0.1 + 0.01 * (number % 20)
+        times = [time.perf_counter()]
+        options = {"seed": number, "ignore_end": True, "deadline_s": deadline_s}
+        for event in small.stream("Hello", max_tokens=4000, **options):
+            times.append(time.perf_counter())
+            if isinstance(event, Finish):
+                assert event.answer.finish_reason is FinishReason.DEADLINE
+        # The run's own longest step: on a busy machine one may take several times the usual.
+        longest = max(b - a for a, b in itertools.pairwise(times))
+        over.append((times[-1] - times[0] - deadline_s) / longest)
     over.sort()
-    print(f"steps over the deadline: median {over[25]:.2f}, most {over[-1]:.2f}")
+    print(f"over the deadline, in steps: median {over[25]:.2f}, most {over[-1]:.2f}")
     assert over[-1] <= 1
+    assert over[25] <= 0, "mostly it ends before another step would be too much"
 
 
 def test_auto_writes_a_word_causally_and_a_page_in_canvases(lm: LanguageModel) -> None:

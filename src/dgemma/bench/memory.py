@@ -11,29 +11,35 @@ from typing import Any
 import torch
 
 _STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
 
 
 def peak_growth_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
     """Bytes that `run` needs at its peak beyond what was held before; None where it cannot be told."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        held = torch.cuda.memory_allocated(device)
         run()
-        return torch.cuda.max_memory_allocated(device) - before
+        return torch.cuda.max_memory_allocated(device) - held
     if device.type != "cpu" or not _STATUS.exists():
         return None
     # Else what an earlier run freed would be used again unseen.
-    ctypes.CDLL(None).malloc_trim(0)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:  # not glibc
+        return None
+    trim(0)
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # start the peak anew
+        _CLEAR.write_text("5")  # start the peak anew
     except OSError:
         return None
     before = _peak_bytes()
+    if before is None:
+        return None
     run()
-    return _peak_bytes() - before
+    after = _peak_bytes()
+    return None if after is None else after - before
 
 
-def _peak_bytes() -> int:
+def _peak_bytes() -> int | None:
     found = re.search(r"VmHWM:\s+(\d+)", _STATUS.read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+    return None if found is None else int(found[1]) * 1024

@@ -22,11 +22,9 @@ def alternate(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(values), 4),
-        "min": round(min(values), 4),
-        "max": round(max(values), 4),
-    }
+    """To five digits, wherever the point is: a microsecond is not nothing."""
+    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: float(f"{value:.5g}") for name, value in found.items()}
 
 
 def ratios(seconds: dict[str, list[float]], base: str) -> dict[str, dict[str, float]]:

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
-from dgemma.diffusion.step import Sampler
 from dgemma.errors import InputError
 from dgemma.events import Commit, Event, Finish, FinishReason, Timings
 from dgemma.generation.cost import cheaper_decode
+from dgemma.generation.job import Job
 from dgemma.generation.loop import Batch, Stopwatch, diffuse, write_causally
 from dgemma.generation.parts import Model, prefill, sampler_for
-from dgemma.generation.turns import TurnMemory
 from dgemma.generation.writer import AnswerWriter
-from dgemma.params import GenerationParams
-from dgemma.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """Prompts to be answered together."""
-
-    prompts: tuple[tuple[int, ...], ...]
-    seeds: tuple[int, ...]
-    params: GenerationParams
-    tokenizer: Tokenizer | None = None  # without one, answers are tokens only
-    sampler: Sampler | None = None  # in place of the one that `params` describe
-    memory: TurnMemory | None = None  # of a chat: one prompt only
-    drafts: bool = False
-
-
-def fresh_seed() -> int:
-    """A seed for somebody who gave none; short enough to be typed again."""
-    return secrets.randbits(32)
 
 
 @torch.inference_mode()
