@@ -19,6 +19,7 @@ from dgemma.diffusion.step import Sampler
 from dgemma.errors import CheckpointError, DeviceError, InputError, suggestion
 from dgemma.events import Answer, Event, Finish
 from dgemma.generation.job import Job, read_prompts, seeds_for
+from dgemma.generation.parts import compile_ahead
 from dgemma.generation.run import run
 from dgemma.generation.turns import TurnMemory
 from dgemma.model.cache import KVCache
@@ -57,23 +58,19 @@ def load(
     dtype: "float32", "bfloat16", or "auto" for the one config.json names.
     device: "cpu", "cuda", "cuda:1", "mps".
     exact: run so that a row's bits never depend on what shares its batch (slower).
-    compile: fuse the vocabulary end into one kernel; the first step then takes seconds.
+    compile: fuse the vocabulary end into one kernel; loading then takes seconds more.
     revision: branch, tag or commit of a hub name.
     progress: called with (bytes read, bytes in all) after each tensor.
     """
     target = check_device(device)
     source = open_checkpoint(resolve(path, revision=revision))
     number_type = check_dtype(dtype, source)
-    return LanguageModel(
-        load_stack(
-            source,
-            dtype=number_type,
-            device=target,
-            execution=replace(default_execution(target, number_type, exact=exact), fused_vocabulary=compile),
-            progress=progress,
-        ),
-        source,
-    )
+    execution = replace(default_execution(target, number_type, exact=exact), fused_vocabulary=compile)
+    stack = load_stack(source, dtype=number_type, device=target, execution=execution, progress=progress)
+    lm = LanguageModel(stack, source)
+    if compile:
+        compile_ahead(lm)
+    return lm
 
 
 def check_device(name: str) -> torch.device:

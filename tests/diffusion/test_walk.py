@@ -32,6 +32,7 @@ class TableVocabulary:
         return self.table.shape[-1]
 
     logit_cap = None
+    embedding_scale = 1.0
 
     def products(self, hidden: Tensor, words: slice) -> Tensor:
         return self.table[..., words]

@@ -317,3 +317,18 @@ def test_an_answer_is_json(lm: LanguageModel) -> None:
     found = json.loads(json.dumps(lm.generate("Hello", max_tokens=9, logprobs=1, **FEW).to_json()))
     assert found["finish_reason"] in ("length", "stop")
     assert {"text", "tokens", "steps", "tokens_per_forward", "seed", "timings"} <= found.keys()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_compiled_model_compiles_when_it_is_loaded_and_writes_the_same(
+    checkpoint: Path, exact: bool
+) -> None:
+    torch._dynamo.reset()
+    compiled = dgemma.load(checkpoint, compile=True, exact=exact)
+    counters = torch._dynamo.utils.counters["stats"]
+    before = counters["unique_graphs"]
+    assert before > 0
+    answer = compiled.generate("Hello", max_tokens=40, **FEW)
+    assert counters["unique_graphs"] == before, "no step of a request waits for a compiler"
+    plain = dgemma.load(checkpoint, exact=exact).generate("Hello", max_tokens=40, **FEW)
+    assert answer.tokens == plain.tokens

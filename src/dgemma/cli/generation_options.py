@@ -42,7 +42,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
     parser.add_argument("--exact", action="store_true", help="the same bits in any batch (slower)")
     parser.add_argument(
-        "--compile", action="store_true", help="fuse the vocabulary end (the first step takes seconds)"
+        "--compile", action="store_true", help="fuse the vocabulary end (loading takes seconds more)"
     )
 
 

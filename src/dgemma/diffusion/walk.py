@@ -26,6 +26,7 @@ from dgemma.diffusion.token_classes import RunningClasses, TokenClasses
 # Shapes: rows = canvases, canvas = positions, words = a tile or block, chunks = words / CHUNK.
 
 Look = Callable[..., tuple[Block, Lead, Lead]]
+Grow = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Vocabulary(Protocol):
@@ -37,6 +38,11 @@ class Vocabulary(Protocol):
     @property
     def logit_cap(self) -> float | None:
         """Logits are cap * tanh(products / cap); None: they are the products."""
+        ...
+
+    @property
+    def embedding_scale(self) -> float:
+        """What an embedding is multiplied by where it is an input."""
         ...
 
     def products(self, hidden: Tensor, words: slice) -> Tensor:
@@ -57,7 +63,7 @@ class Wishes:
     classes: TokenClasses | None = None  # also read each token class
     num_likeliest: int = 0  # also return so many words with their log-probabilities
     with_soft: bool = True
-    compiled: bool = False  # fuse the element-wise part; the first call of a shape takes seconds
+    compiled: bool = False  # fuse the element-wise part; the first call takes seconds
 
 
 NO_WISHES = Wishes()
@@ -90,6 +96,7 @@ class Part:
     terms: Terms  # of all words
     place: Place | None
     vocab_size: int
+    embedding_scale: float
     soft: RunningMean | None
     leaders: RunningLikeliest | None
     classes: RunningClasses | None
@@ -120,7 +127,7 @@ def walk_part(
     if place is not None:
         clocks = race_times(place, Use.CHUNK_RACE, numbers.expand(*hidden.shape[:2], -1))
     likeliest = racing = None
-    soft = RunningMean() if wishes.with_soft else None
+    soft = RunningMean(compiled_grow() if wishes.compiled else grow) if wishes.with_soft else None
     leaders = RunningLikeliest(wishes.num_likeliest) if wishes.num_likeliest else None
     classes = None if wishes.classes is None else RunningClasses(wishes.classes, place)
     for begin in range(words.start, words.stop, tile):
@@ -145,7 +152,10 @@ def walk_part(
                 classes.add(logits_of(part, terms), here)
     assert likeliest is not None
     assert racing is not None
-    return Part(table, likeliest, racing, every, place, vocabulary.vocab_size, soft, leaders, classes)
+    return Part(
+        table, likeliest, racing, every, place, vocabulary.vocab_size, vocabulary.embedding_scale,
+        soft, leaders, classes,
+    )  # fmt: skip
 
 
 def join(parts: Sequence[Part]) -> Reading:
@@ -173,16 +183,27 @@ def join(parts: Sequence[Part]) -> Reading:
     classes = [part.classes for part in parts if part.classes is not None]
     return replace(
         reading,
-        soft=RunningMean.join(means).to(ahead.products.dtype) if means else None,
+        soft=(RunningMean.join(means) * first.embedding_scale).to(ahead.products.dtype) if means else None,
         likeliest=RunningLikeliest.join(leaders) if leaders else None,
         classes=RunningClasses.join(classes) if classes else None,
     )
 
 
+def grow(total: Tensor, old: Tensor, mixed: Tensor, new: Tensor) -> Tensor:
+    """A sum and what is added to it [rows, canvas, hidden], each with its factor [rows, canvas]."""
+    return torch.addcmul(mixed.float() * new[..., None], total, old[..., None])
+
+
+@cache
+def compiled_grow() -> Grow:
+    return torch.compile(grow)
+
+
 @cache
 def compiled_look() -> Look:
     """`look_at` as one fused kernel; its plain form stays the twin."""
-    return torch.compile(look_at, dynamic=False)
+    # By default a second shape makes sizes variable: no kernel per batch size.
+    return torch.compile(look_at)
 
 
 def _ahead(leads: Sequence[Lead]) -> Lead:
@@ -218,8 +239,9 @@ class RunningMean:
     total: Tensor  # [rows, canvas, hidden], fp32
     mass: Tensor  # [rows, canvas]
 
-    def __init__(self) -> None:
+    def __init__(self, grow: Grow) -> None:
         self.top = None
+        self._grow = grow
 
     def add(self, mixed: Tensor, top: Tensor, mass: Tensor) -> None:
         """Take a block's summed embeddings [rows, canvas, hidden], all relative to its `top`."""
@@ -229,14 +251,13 @@ class RunningMean:
         new_top = torch.maximum(self.top, top)
         finite = torch.where(new_top.isfinite(), new_top, 0.0)
         old, new = (self.top - finite).exp(), (top - finite).exp()
-        # One pass over the larger array: the old sum shrinks while the new one is added.
-        self.total = torch.addcmul(mixed.float() * new[..., None], self.total, old[..., None])
+        self.total = self._grow(self.total, old, mixed, new)
         self.mass = self.mass * old + mass * new
         self.top = new_top
 
     @staticmethod
     def join(parts: Sequence[RunningMean]) -> Tensor:
-        first = RunningMean()
+        first = RunningMean(grow)
         for part in parts:
             assert part.top is not None
             first.add(part.total, part.top, part.mass)

@@ -20,7 +20,7 @@ from dgemma.diffusion.acceptance import (
     SurpriseScore,
 )
 from dgemma.diffusion.likeliest import NUCLEUS, truncation_floor
-from dgemma.diffusion.noise import Place
+from dgemma.diffusion.noise import Place, place_at
 from dgemma.diffusion.reading import Likeliest, Reading, read_dense, scaled_logits
 from dgemma.diffusion.schedule import LinearSchedule
 from dgemma.diffusion.step import Sampler
@@ -123,6 +123,17 @@ def read_vocabulary(
         for row in range(hidden.shape[0])
     ]
     return _stack_rows(readings)
+
+
+@torch.inference_mode()
+def compile_ahead(model: Model) -> None:
+    """Let the fused kernel of one canvas be made now, not in the first step of a request."""
+    config = model.config
+    hidden = torch.zeros(
+        1, config.canvas_len, config.hidden_size, dtype=model.stack.embedding.dtype, device=model.device
+    )
+    place = place_at([0], [0], [0], model.device)
+    read_vocabulary(model, hidden, torch.ones(1, device=model.device), place, GenerationParams())
 
 
 def _read(

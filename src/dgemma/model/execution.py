@@ -21,7 +21,7 @@ class Execution:
       position, a whole canvas, or `expert_tile` rows of one expert.
     grouped_experts: all experts' products in one call that reads nothing back from the device. The
       exact way never uses it. Off only where torch lacks it: see `default_execution`.
-    fused_vocabulary: the walk over the vocabulary as a compiled kernel. The first step takes seconds.
+    fused_vocabulary: the walk over the vocabulary as a compiled kernel. Making it takes seconds.
     """
 
     exact: bool = False

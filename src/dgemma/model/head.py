@@ -33,5 +33,5 @@ class Head:
         return torch.tanh(self.products(hidden, words).float() / self.logit_cap) * self.logit_cap
 
     def mix(self, shares: Tensor, words: slice = ALL) -> Tensor:
-        """The embeddings of `words` weighed by `shares` [rows, tokens, words], scaled as inputs are."""
-        return self.embedding.mix_rows(shares.to(self.embedding.dtype), words) * self.embedding_scale
+        """The embeddings of `words` weighed by `shares` [rows, tokens, words], not scaled yet."""
+        return self.embedding.mix_rows(shares.to(self.embedding.dtype), words)

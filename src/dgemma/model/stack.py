@@ -131,7 +131,11 @@ class Stack(nn.Module):
     def soft_embedding(self, logits: Tensor) -> Tensor:
         """The mean embedding under softmax(`logits`), as self-conditioning wants it."""
         dtype = self.embedding.dtype
-        return self._by_row(lambda row: self.head.mix(row.to(dtype).softmax(-1, torch.float32)), logits)
+
+        def mean(row: Tensor) -> Tensor:
+            return self.head.mix(row.to(dtype).softmax(-1, torch.float32)) * self._embedding_scale
+
+        return self._by_row(mean, logits)
 
     def _by_row(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if self.execution.exact and x.ndim == 3:
