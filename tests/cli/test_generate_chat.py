@@ -111,7 +111,7 @@ def test_the_prompt_may_come_from_stdin(
 def test_options_reach_the_model(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
     argv = (
         "--seed 3 --max-tokens 9 --max-denoising-steps 5 --preset fast --temperature 0.5 --deadline 2.5 "
-        "--decode causal --stop a --stop b --dtype float32 --device cpu --exact"
+        "--decode causal --stop a --stop b --dtype float32 --device cpu --exact --compile"
     )
     assert run(capsys, "generate", "m", "x", *argv.split())[0] == 0
     assert asked.options == {
@@ -119,7 +119,8 @@ def test_options_reach_the_model(asked: Asked, capsys: pytest.CaptureFixture[str
         "deadline_s": 2.5, "decode": "causal", "stop": ["a", "b"], "drafts": False, "thinking": False,
     }  # fmt: skip
     del asked.load["progress"]
-    assert asked.load == {"path": "m", "dtype": "float32", "device": "cpu", "exact": True}
+    loaded = {"path": "m", "dtype": "float32", "device": "cpu", "exact": True, "compile": True}
+    assert asked.load == loaded
 
 
 def test_text_in_a_pipe_is_as_the_model_wrote_it(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
