@@ -311,6 +311,14 @@ def test_sampling_causally_honours_the_seed(lm: LanguageModel) -> None:
     assert one != other
 
 
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}], ids=str)
+def test_a_causal_draw_among_one_word_is_the_greedy_one(lm: LanguageModel, narrow: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"decode": "causal", "max_tokens": 12, "ignore_end": True, "seed": 4}
+    greedy = lm.generate("Hello", temperature=0, **options).tokens
+    assert lm.generate("Hello", temperature=3.0, **options, **narrow).tokens == greedy
+    assert lm.generate("Hello", temperature=3.0, **options).tokens != greedy
+
+
 def test_an_answer_is_json(lm: LanguageModel) -> None:
     import json
 

@@ -52,8 +52,9 @@ def test_an_answer_the_tokenizer_would_spell_the_same_is_not_read_again(lm: Lang
     prompt = tuple(memory.chat_template.render(chat))
     (_, cache), *others = memory._memory._kept
     assert cache.lengths == (len(prompt),)
-    assert len(others) == 1, "several canvases were committed"
+    assert len(others) == 1
     tokens, longer = others[0]
+    assert len(tokens) > len(prompt), "several canvases were committed"
     assert tokens[: len(prompt)] == prompt
     assert tokens[len(prompt) :] == first.tokens[: len(tokens) - len(prompt)]
     assert longer.lengths == (len(tokens),)
@@ -78,3 +79,16 @@ def test_a_turn_that_was_broken_off_leaves_nothing_wrong_behind(lm: LanguageMode
             next(stream)
         stream.close()
         assert lm.chat(chat, max_tokens=40, **OPTIONS).tokens == truth.tokens
+
+
+def test_two_answers_written_in_turn_do_not_touch_each_other(lm: LanguageModel) -> None:
+    """The second prompt goes on where the first ends: it must not take a cache that is still read."""
+    chat = [user("Tell me about the sea.")]
+    longer = [*chat, assistant("It is wide."), user("And the sky?")]
+    truth = [lm.exact().chat(messages, max_tokens=70, **OPTIONS).tokens for messages in (chat, longer)]
+    first = lm.stream_chat(chat, max_tokens=70, **OPTIONS)
+    next(first)
+    assert lm.chat(longer, max_tokens=70, **OPTIONS).tokens == truth[1]
+    *_, finish = first
+    assert finish.answer.tokens == truth[0]
+    assert len(lm._memory._kept) <= 2, "what is remembered does not grow"

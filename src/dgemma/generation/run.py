@@ -59,8 +59,6 @@ def run(model: Model, job: Job, watch: Stopwatch | None = None) -> Iterator[Even
             writer.reason = FinishReason.DEADLINE
             yield finish(writer)
         return
-    if memory is not None:
-        memory.keep(job.prompts[0], cache)
     batch = Batch(model, cache, list(writers), job.params, watch, owns_cache=memory is None)
     sampler = job.sampler or sampler_for(job.params)
     events = write_causally(batch, last) if decode == "causal" else diffuse(batch, sampler, drafts=job.drafts)
@@ -71,8 +69,8 @@ def run(model: Model, job: Job, watch: Stopwatch | None = None) -> Iterator[Even
             writer = writers[event.row]
             if writer.reason is None:
                 continue
-            if memory is not None and batch.cache is not cache:
-                memory.keep((*job.prompts[0], *writer.committed), batch.cache)
+            if memory is not None:
+                memory.keep((job.prompts[0], cache), ((*job.prompts[0], *writer.committed), batch.cache))
             yield finish(writer)
 
 

@@ -10,8 +10,8 @@ from dgemma.model.cache import KVCache
 class TurnMemory:
     """The last turn's prompt, and its prompt with the answer's canvases.
 
-    A cache is used again only if its tokens begin the new prompt, so that an answer never depends on
-    what was remembered. A template that drops thoughts, or an answer that the tokenizer would spell in
+    A cache is used again only if its tokens begin the new prompt, so that an answer does not depend on
+    what was remembered (to the bit in the exact way). A template that drops thoughts, or an answer that the tokenizer would spell in
     another way, changes the tokens behind the prompt: then the prompt's own cache still fits.
     """
 
@@ -29,6 +29,7 @@ class TurnMemory:
         self._kept = []
         return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
-    def keep(self, tokens: Sequence[int], cache: KVCache) -> None:
-        assert cache.lengths == (len(tokens),)
-        self._kept.append((tuple(tokens), cache))
+    def keep(self, *known: tuple[Sequence[int], KVCache]) -> None:
+        """Remember these caches and the tokens in them, in place of all others; nobody reads them now."""
+        assert all(cache.lengths == (len(tokens),) for tokens, cache in known)
+        self._kept = [(tuple(tokens), cache) for tokens, cache in known]

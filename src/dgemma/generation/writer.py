@@ -89,10 +89,6 @@ class AnswerWriter:
             settled=settled,
         )
 
-    def cut(self) -> None:
-        """The deadline came before the first step."""
-        self.reason = FinishReason.DEADLINE
-
     def draft(self, guess: Sequence[int], entropy: Sequence[float], step: int) -> Draft:
         """The running canvas as it stands, up to its end token."""
         end = next((i + 1 for i, token in enumerate(guess) if token in self._end_tokens), len(guess))
