@@ -11,8 +11,9 @@ class TurnMemory:
     """The last turn's prompt, and its prompt with the answer's canvases.
 
     A cache is used again only if its tokens begin the new prompt, so that an answer does not depend on
-    what was remembered (to the bit in the exact way). A template that drops thoughts, or an answer that the tokenizer would spell in
-    another way, changes the tokens behind the prompt: then the prompt's own cache still fits.
+    what was remembered (to the bit in the exact way). A template that drops thoughts, or an answer that
+    the tokenizer would spell in another way, changes the tokens behind the prompt: then the prompt's own
+    cache still fits.
     """
 
     def __init__(self) -> None:
