@@ -1,0 +1,192 @@
+"""From examples to one training batch: a canvas of each, corrupted, beside its clean causal context.
+
+Everything random is a function of (seed, presentation number): which canvas, how much noise, which tokens
+are replaced by what, and whether the first guess is fed back. A batch therefore does not depend on how it
+was divided, and a run resumes from a number alone.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from dgemma.diffusion.philox import philox, to_below, to_unit
+from dgemma.errors import InputError
+from dgemma.training.example import Example
+
+# Shapes: rows = examples of the batch, length = longest example (padded), canvas = tokens of a canvas,
+# chosen = tokens the encoder is supervised on (padded).
+
+# Noise level: the share of tokens that are replaced. Neither end is ever reached.
+LEAST_NOISE = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanvasSettings:
+    """How canvases are cut and corrupted.
+
+    pad_to: lengths are rounded up to a multiple of it, so that compiled code meets few shapes.
+    """
+
+    canvas_len: int
+    vocab_size: int
+    fill_token: int
+    seed: int = 0
+    self_conditioning: float = 0.5
+    pad_to: int = 1
+
+    def __post_init__(self) -> None:
+        if self.canvas_len < 1:
+            raise InputError(f"canvas_len is {self.canvas_len}; a canvas needs at least one token.")
+        if not 0 <= self.fill_token < self.vocab_size:
+            raise InputError(
+                f"fill_token is {self.fill_token}; this vocabulary ends at {self.vocab_size - 1}."
+            )
+        if not 0 <= self.self_conditioning <= 1:
+            raise InputError(f"self_conditioning is {self.self_conditioning}; it must be from 0 to 1.")
+        if self.pad_to < 1:
+            raise InputError(f"pad_to is {self.pad_to}; it must be at least 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One canvas per example, and the clean tokens around it.
+
+    Weights are 1 where a token is supervised and 0 where not, padding included.
+    """
+
+    tokens: Tensor  # [rows, length] clean, padding of any token behind each row
+    starts: Tensor  # [rows] the canvas's first position: its context is what stands before
+    clean: Tensor  # [rows, canvas]
+    noisy: Tensor  # [rows, canvas]
+    weights: Tensor  # [rows, canvas] fp32
+    noise: Tensor  # [rows] fp32, the share of tokens replaced
+    conditioned: Tensor  # [rows] fp32, 1 where the first guess is fed back
+    encoder_places: Tensor  # [chosen] in the flattened [rows * length]: where a token is predicted
+    encoder_targets: Tensor  # [chosen] the token that follows
+    encoder_weights: Tensor  # [chosen] fp32
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """A canvas of an example's response: where it begins, its tokens before the fill, and how it ends."""
+
+    start: int
+    tokens: tuple[int, ...]
+    supervise_fill: bool
+
+
+def cut(example: Example, canvas_len: int) -> list[Canvas]:
+    """Every canvas of every response, counted from that response's own start."""
+    canvases = []
+    for span in example.responses:
+        goes_on = example.clipped and span is example.responses[-1]
+        for start in range(span.start, span.stop, canvas_len):
+            tokens = example.tokens[start : min(start + canvas_len, span.stop)]
+            # Behind a text that was cut off nobody knows what follows: it is not an end.
+            canvases.append(Canvas(start, tokens, not goes_on))
+    return canvases
+
+
+def make_batch(examples: Sequence[Example], presentations: Sequence[int], settings: CanvasSettings) -> Batch:
+    """The batch of these examples; `presentations[i]` is the number of the i-th in the whole run."""
+    draws = _Draws(settings.seed, presentations)
+    pick = draws.below(_Use.CANVAS, 1, 1 << 32)[:, 0].tolist()
+    canvases = []
+    for example, number in zip(examples, pick, strict=True):
+        choices = cut(example, settings.canvas_len)
+        canvases.append(choices[(number * len(choices)) >> 32])
+    clean, weights = _fill(canvases, settings)
+    noise = LEAST_NOISE + (1 - 2 * LEAST_NOISE) * draws.unit(_Use.NOISE, 1)
+    replaced = draws.unit(_Use.REPLACE, settings.canvas_len) < noise
+    random = draws.below(_Use.TOKEN, settings.canvas_len, settings.vocab_size)
+    conditioned = draws.unit(_Use.CONDITION, 1)[:, 0] < settings.self_conditioning
+    tokens = _padded([example.tokens for example in examples], settings.pad_to)
+    places, targets, encoder_weights = _encoder_targets(examples, tokens.shape[1], settings.pad_to)
+    return Batch(
+        tokens=tokens,
+        starts=torch.tensor([canvas.start for canvas in canvases]),
+        clean=clean,
+        noisy=torch.where(replaced, random, clean),
+        weights=weights,
+        noise=noise[:, 0],
+        conditioned=conditioned.float(),
+        encoder_places=places,
+        encoder_targets=targets,
+        encoder_weights=encoder_weights,
+    )
+
+
+def _fill(canvases: Sequence[Canvas], settings: CanvasSettings) -> tuple[Tensor, Tensor]:
+    clean = torch.full((len(canvases), settings.canvas_len), settings.fill_token)
+    weights = torch.zeros(clean.shape)
+    for row, canvas in enumerate(canvases):
+        count = len(canvas.tokens)
+        clean[row, :count] = torch.tensor(canvas.tokens)
+        weights[row, : settings.canvas_len if canvas.supervise_fill else count] = 1
+    return clean, weights
+
+
+def _padded(rows: Sequence[tuple[int, ...]], multiple: int) -> Tensor:
+    length = _round_up(max(map(len, rows)), multiple)
+    return torch.tensor([[*row, *(0,) * (length - len(row))] for row in rows])
+
+
+def _encoder_targets(
+    examples: Sequence[Example], length: int, multiple: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    places: list[int] = []
+    targets: list[int] = []
+    for row, example in enumerate(examples):
+        for span in example.responses:
+            places += range(row * length + span.start - 1, row * length + span.stop - 1)
+            targets += example.tokens[span.start : span.stop]
+    count = len(places)
+    # Few different counts, as with lengths: their product with the batch would be many.
+    padding = _round_up(count, multiple * len(examples)) - count
+    weights = torch.ones(count + padding)
+    weights[count:] = 0
+    return torch.tensor(places + [0] * padding), torch.tensor(targets + [0] * padding), weights
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+class _Use(enum.IntEnum):
+    """What a number is for; part of its counter, so that no two uses share one."""
+
+    CANVAS = 0
+    NOISE = 1
+    REPLACE = 2
+    TOKEN = 3
+    CONDITION = 4
+
+
+class _Draws:
+    """Random numbers by (seed, presentation, use, index)."""
+
+    def __init__(self, seed: int, presentations: Sequence[int]) -> None:
+        self._key = (torch.tensor(seed & 0xFFFFFFFF), torch.tensor((seed >> 32) & 0xFFFFFFFF))
+        self._rows = torch.tensor(list(presentations))[:, None]
+
+    def _words(self, use: _Use, count: int) -> Tensor:
+        index = torch.arange(count).expand(len(self._rows), count)
+        low = (self._rows & 0xFFFFFFFF).expand_as(index)
+        high = (self._rows >> 32).expand_as(index)
+        return philox((index, low, high, torch.full_like(index, use)), self._key)[0]
+
+    def unit(self, use: _Use, count: int) -> Tensor:
+        """fp32 in (0, 1) [rows, count]."""
+        return to_unit(self._words(use, count))
+
+    def below(self, use: _Use, count: int, limit: int) -> Tensor:
+        """Whole numbers in [0, limit) [rows, count]."""
+        return to_below(self._words(use, count), limit)

@@ -1,0 +1,113 @@
+"""The training forward is the reference's, on the same corrupted batch; and it is what inference runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from comparison import worst
+from dgemma.language_model import LanguageModel
+from dgemma.model.execution import Execution
+from dgemma.training.canvases import Batch, CanvasSettings, make_batch
+from dgemma.training.example import Example, Span
+from dgemma.training.objective import hidden_states, token_losses
+from oracle import CASES, Case, calm_oracle, encoder_logits, make_ours, oracle_cache, tokens
+
+TOLERANCE = 1e-5
+EOS = 1
+
+
+def batch_of(case: Case, vocab_size: int, *, first: int = 0) -> tuple[list[Example], Batch]:
+    """Replies of three canvases behind prompts that are longer than the window, and a short one."""
+    examples = []
+    for row, prompt in enumerate((3 * case.window + 1, case.window, 2, 1)):
+        reply = 2 * case.canvas_len + 1 + row
+        ids = tuple(tokens(case, 1, prompt + reply, seed=20 + row)[0].tolist())
+        examples.append(Example(ids, (Span(prompt, prompt + reply),)))
+    settings = CanvasSettings(
+        canvas_len=case.canvas_len, vocab_size=vocab_size, fill_token=EOS, seed=case.seed
+    )
+    return examples, make_batch(examples, range(first, first + len(examples)), settings)
+
+
+@torch.no_grad()
+def oracle_losses(oracle: object, examples: list[Example], batch: Batch) -> tuple[Tensor, Tensor]:
+    """Row by row: the reference's encoder over the clean text, its decoder behind a cache of what the canvas
+    may see, fed back its own logits where the coin says so."""
+    diffusion, encoder = [], []
+    for row, example in enumerate(examples):
+        clean = torch.tensor([example.tokens])
+        whole = oracle.model.encoder(input_ids=clean, past_key_values=oracle_cache(oracle))
+        logits = encoder_logits(oracle, whole.last_hidden_state)[0]
+        span = example.responses[0]
+        predicted, follows = logits[span.start - 1 : span.stop - 1], clean[0, span.start : span.stop]
+        encoder.append(F.cross_entropy(predicted, follows, reduction="none"))
+        past = oracle_cache(oracle)
+        start = int(batch.starts[row])
+        noisy = batch.noisy[row : row + 1]
+        theirs = oracle(input_ids=clean[:, :start], decoder_input_ids=noisy, past_key_values=past)
+        if batch.conditioned[row]:
+            theirs = oracle(
+                decoder_input_ids=noisy, past_key_values=past, self_conditioning_logits=theirs.logits
+            )
+        diffusion.append(F.cross_entropy(theirs.logits[0], batch.clean[row], reduction="none"))
+    return torch.stack(diffusion), torch.cat(encoder)
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_losses_equal_those_of_the_oracles_logits(case: Case, grouped: bool) -> None:
+    oracle = calm_oracle(case)
+    ours = make_ours(oracle, execution=Execution(grouped_experts=grouped))
+    canvases, conditioned = set(), set()
+    for first in (0, 4, 8):
+        examples, batch = batch_of(case, ours.config.vocab_size, first=first)
+        found = token_losses(ours.stack, batch, rows_at_once=5)
+        diffusion, encoder = oracle_losses(oracle, examples, batch)
+        counted = batch.encoder_weights > 0
+        assert worst(found.diffusion, diffusion) <= 1e-4
+        assert worst(found.encoder[counted], encoder) <= 1e-4
+        assert abs(found.diffusion.mean() - diffusion.mean()) <= TOLERANCE
+        assert abs(found.encoder[counted].mean() - encoder.mean()) <= TOLERANCE
+        for row, example in enumerate(examples):
+            canvases.add(int(batch.starts[row] - example.responses[0].start) // case.canvas_len)
+        conditioned |= set(batch.conditioned.tolist())
+    assert canvases == {0, 1, 2}
+    assert conditioned == {0, 1}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@torch.no_grad()
+def test_the_training_forward_and_the_doors_of_inference_give_the_same_logits(case: Case) -> None:
+    lm = make_ours(calm_oracle(case))
+    for layer in lm.stack.layers:  # calmer still: a self-conditioned step rounds twice as often
+        layer.after_attention.weight *= 0.5
+        layer.after_both.weight *= 0.5
+    seen: set[tuple[int, int]] = set()
+    first = 0
+    while {canvas for row, canvas in seen if row == 0} != {0, 1, 2}:  # its prompt is three windows long
+        examples, batch = batch_of(case, lm.config.vocab_size, first=first)
+        encoded, denoised = hidden_states(lm.stack, batch, rows_at_once=5)
+        for row, example in enumerate(examples):
+            start = int(batch.starts[row])
+            seen.add((row, (start - example.responses[0].start) // case.canvas_len))
+            assert worst(lm.logits(denoised[row : row + 1]), infer(lm, example, batch, row)) <= TOLERANCE
+            alone = lm.encode(torch.tensor([example.tokens]), lm.new_cache())
+            assert worst(lm.logits(encoded[row : row + 1, : len(example.tokens)]), lm.logits(alone)) <= 1e-5
+        first += len(examples)
+
+
+def infer(lm: LanguageModel, example: Example, batch: Batch, row: int) -> Tensor:
+    """Logits of a step as generation has them: prompt, then whole canvases, committed one by one."""
+    cache = lm.new_cache()
+    prompt = example.responses[0].start
+    lm.encode(torch.tensor([example.tokens[:prompt]]), cache)
+    for at in range(prompt, int(batch.starts[row]), batch.clean.shape[1]):
+        lm.encode(torch.tensor([example.tokens[at : at + batch.clean.shape[1]]]), cache)
+    canvas = batch.noisy[row : row + 1]
+    logits = lm.logits(lm.denoise(canvas, cache))
+    if batch.conditioned[row]:
+        logits = lm.logits(lm.denoise(canvas, cache, lm.soft_embedding(logits)))
+    return logits

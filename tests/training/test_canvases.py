@@ -1,0 +1,148 @@
+"""A batch is a function of seed and presentation numbers; only replies are cut, corrupted and supervised."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dgemma.errors import InputError
+from dgemma.training.canvases import LEAST_NOISE, Batch, CanvasSettings, cut, make_batch
+from dgemma.training.example import Example, Span
+
+EOS, VOCAB, CANVAS = 1, 50, 4
+SETTINGS = CanvasSettings(canvas_len=CANVAS, vocab_size=VOCAB, fill_token=EOS, seed=7)
+
+
+def chat(*, clipped: bool = False) -> Example:
+    """Three tokens of prompt, a reply of 6, two tokens read only, a reply of 3."""
+    return Example(tuple(range(10, 24)), (Span(3, 9), Span(11, 14)), clipped)
+
+
+def same(a: Batch, b: Batch) -> bool:
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in vars(a))
+
+
+def test_canvases_are_counted_from_each_replys_own_start() -> None:
+    assert [(c.start, c.tokens) for c in cut(chat(), CANVAS)] == [
+        (3, (13, 14, 15, 16)),
+        (7, (17, 18)),
+        (11, (21, 22, 23)),
+    ]
+
+
+def test_the_fill_is_supervised_unless_the_text_was_cut_off() -> None:
+    assert [c.supervise_fill for c in cut(chat(), CANVAS)] == [True, True, True]
+    # Only the last reply was cut off; the ends of those before it are known.
+    assert [c.supervise_fill for c in cut(chat(clipped=True), CANVAS)] == [True, True, False]
+    rows = [make_batch([chat(clipped=True)], [p], SETTINGS) for p in range(40)]
+    last = next(b for b in rows if b.starts.item() == 11)
+    assert last.clean.tolist() == [[21, 22, 23, EOS]]
+    assert last.weights.tolist() == [[1, 1, 1, 0]]
+    middle = next(b for b in rows if b.starts.item() == 7)
+    assert middle.clean.tolist() == [[17, 18, EOS, EOS]]
+    assert middle.weights.tolist() == [[1, 1, 1, 1]]
+
+
+def test_header_tokens_carry_no_loss() -> None:
+    """A canvas or an encoder target outside a reply would teach the model to write headers."""
+    replies = {13, 14, 15, 16, 17, 18, 21, 22, 23}
+    for presentation in range(60):
+        batch = make_batch([chat()], [presentation], SETTINGS)
+        supervised = batch.clean[batch.weights > 0].tolist()
+        assert set(supervised) <= replies | {EOS}
+        counted = batch.encoder_weights > 0
+        assert set(batch.encoder_targets[counted].tolist()) == replies
+        # Each target is predicted from the token before it.
+        before = batch.tokens.flatten()[batch.encoder_places[counted]]
+        assert torch.equal(before + 1, batch.encoder_targets[counted])
+
+
+def test_every_canvas_is_picked_equally_often() -> None:
+    count = 6000
+    batch = make_batch([chat()] * count, range(count), SETTINGS)
+    seen = torch.stack([(batch.starts == start).sum() for start in (3, 7, 11)])
+    expected = count / 3
+    assert ((seen - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees, p = 0.001
+
+
+def test_noise_is_uniform_and_replaces_its_share_with_any_word() -> None:
+    count = 4000
+    settings = CanvasSettings(canvas_len=32, vocab_size=VOCAB, fill_token=EOS)
+    example = Example((2, *[5] * 32), (Span(1, 33),))
+    batch = make_batch([example] * count, range(count), settings)
+    assert batch.noise.min() >= LEAST_NOISE
+    assert batch.noise.max() <= 1 - LEAST_NOISE
+    bins = torch.histc(batch.noise, bins=10, min=0, max=1)
+    assert ((bins - count / 10) ** 2 / (count / 10)).sum() < 27.9  # 9 degrees, p = 0.001
+    changed = (batch.noisy != batch.clean).float().mean(1)
+    # A replacement may equal the original, once in VOCAB times.
+    expected = batch.noise * (1 - 1 / VOCAB)
+    slope = ((changed * expected).sum() / (expected * expected).sum()).item()
+    assert slope == pytest.approx(1, abs=0.01)
+    words = torch.bincount(batch.noisy[batch.noisy != 5], minlength=VOCAB).float()
+    words = torch.cat((words[:5], words[6:]))
+    mean = words.mean()
+    assert ((words - mean) ** 2 / mean).sum() < 84  # 48 degrees, p = 0.001
+    assert batch.conditioned.mean().item() == pytest.approx(0.5, abs=0.03)
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, (1 << 64) - 1), st.integers(1, 5))
+def test_a_rows_randomness_does_not_depend_on_its_company(first: int, seed: int, rows: int) -> None:
+    settings = CanvasSettings(canvas_len=CANVAS, vocab_size=VOCAB, fill_token=EOS, seed=seed)
+    numbers = [first + i for i in range(rows)]
+    together = make_batch([chat()] * rows, numbers, settings)
+    for row, number in enumerate(numbers):
+        alone = make_batch([chat()], [number], settings)
+        for name in ("starts", "clean", "noisy", "weights", "noise", "conditioned"):
+            assert torch.equal(getattr(together, name)[row], getattr(alone, name)[0]), name
+
+
+def test_seeds_and_presentations_differ_and_repeat() -> None:
+    first = make_batch([chat()], [5], SETTINGS)
+    assert same(first, make_batch([chat()], [5], SETTINGS))
+    assert not same(first, make_batch([chat()], [6], SETTINGS))
+    other = CanvasSettings(canvas_len=CANVAS, vocab_size=VOCAB, fill_token=EOS, seed=8)
+    assert not same(first, make_batch([chat()], [5], other))
+
+
+def test_padding_rounds_shapes_and_weighs_nothing() -> None:
+    settings = CanvasSettings(canvas_len=CANVAS, vocab_size=VOCAB, fill_token=EOS, pad_to=16)
+    short = Example((2, 9, 9), (Span(1, 3),))
+    batch = make_batch([chat(), short], [0, 1], settings)
+    assert batch.tokens.shape == (2, 16)
+    assert len(batch.encoder_places) % 16 == 0
+    assert batch.encoder_weights.sum() == 9 + 2
+    assert batch.encoder_places.max() < 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"canvas_len": 0}, "canvas_len is 0"),
+        ({"fill_token": 50}, "fill_token is 50; this vocabulary ends at 49"),
+        ({"self_conditioning": 1.5}, "self_conditioning is 1.5"),
+        ({"pad_to": 0}, "pad_to is 0"),
+    ],
+)
+def test_settings_are_checked(changes: dict[str, float], message: str) -> None:
+    good = {"canvas_len": 4, "vocab_size": 50, "fill_token": 1}
+    with pytest.raises(InputError, match=message):
+        CanvasSettings(**{**good, **changes})
+
+
+@pytest.mark.parametrize(
+    ("spans", "clipped", "message"),
+    [
+        ((), False, "no response"),
+        ((Span(0, 2),), False, "after at least one token"),
+        ((Span(2, 2),), False, "spans tokens 2 to 2"),
+        ((Span(2, 6),), False, "an example's 5 tokens"),
+        ((Span(1, 3), Span(2, 4)), False, "follow each other"),
+        ((Span(1, 3),), True, "does not reach its end"),
+    ],
+)
+def test_examples_are_checked(spans: tuple[Span, ...], clipped: bool, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Example((1, 2, 3, 4, 5), spans, clipped)

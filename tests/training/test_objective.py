@@ -1,0 +1,233 @@
+"""The objective: who sees what, what is supervised, and that its gradients are those of its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dgemma.bench.memory import peak_growth_bytes
+from dgemma.model.context import Context, Fresh
+from dgemma.model.head import Head
+from dgemma.model.stack import Stack
+from dgemma.model.weight import PlainMatrix
+from dgemma.training import objective
+from dgemma.training.canvases import Batch, CanvasSettings, make_batch
+from dgemma.training.cross_entropy import block_rows, cross_entropy, soft_embedding
+from dgemma.training.example import Example, Span
+from dgemma.training.objective import hidden_states, token_losses
+from oracle import CASES, Case, make_oracle, make_ours, tokens
+
+CASE = CASES[0]
+EVERY_EXPERT = CASES[5]  # a small step cannot flip a routing choice
+PROMPT, REPLY = 11, 20
+
+
+def stack_of(case: Case) -> Stack:
+    return make_ours(make_oracle(case)).stack
+
+
+def batch_of(stack: Stack, *, rows: int = 3, first: int = 0) -> Batch:
+    ids = [tuple(tokens(CASE, 1, PROMPT + REPLY, seed=row)[0].tolist()) for row in range(rows)]
+    examples = [Example(row, (Span(PROMPT, PROMPT + REPLY),)) for row in ids]
+    settings = CanvasSettings(canvas_len=8, vocab_size=stack.config.vocab_size, fill_token=1)
+    return make_batch(examples, range(first, first + rows), settings)
+
+
+def changed_from(batch: Batch, starts: Tensor) -> Batch:
+    """The clean tokens at and behind each row's `starts` replaced by others."""
+    at = torch.arange(batch.tokens.shape[1]) >= starts[:, None]
+    return replace(batch, tokens=torch.where(at, (batch.tokens + 1) % 96, batch.tokens))
+
+
+@torch.no_grad()
+def denoised(stack: Stack, batch: Batch) -> Tensor:
+    return hidden_states(stack, batch, rows_at_once=64)[1]
+
+
+def leaks(stack: Stack, batch: Batch) -> bool:
+    return not torch.equal(denoised(stack, batch), denoised(stack, changed_from(batch, batch.starts)))
+
+
+def test_the_denoiser_cannot_see_its_canvas_or_later_ones_in_clean_form() -> None:
+    stack = stack_of(CASE)
+    for first in range(0, 12, 3):
+        assert not leaks(stack, batch_of(stack, first=first))
+
+
+def test_the_denoiser_sees_every_canvas_before_its_own() -> None:
+    stack = stack_of(CASE)
+    for first in range(0, 12, 3):
+        batch = batch_of(stack, first=first)
+        other = denoised(stack, changed_from(batch, batch.starts - 1))
+        differs = (denoised(stack, batch) != other).flatten(1).any(1)
+        assert differs.all()
+
+
+@pytest.mark.parametrize("ahead", [1, 8])
+def test_the_leak_test_fails_if_the_context_reaches_into_the_canvas(
+    ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`>=` in place of `>`: one canvas too many, or a single token."""
+    right = objective.context_before
+
+    def too_far(stack: Stack, fresh: Fresh, starts: Tensor) -> Context:
+        return right(stack, fresh, (starts + ahead).clamp(max=fresh.keys[0].shape[1]))
+
+    stack = stack_of(CASE)
+    monkeypatch.setattr(objective, "context_before", too_far)
+    assert any(leaks(stack, batch_of(stack, first=first)) for first in range(0, 12, 3))
+
+
+@torch.no_grad()
+def test_the_encoder_predicts_each_token_from_those_before_it_only() -> None:
+    stack = stack_of(CASE)
+    batch = batch_of(stack, rows=1)
+    encoded, _ = hidden_states(stack, batch, 64)
+    for place in batch.encoder_places[batch.encoder_weights > 0].tolist():
+        other, _ = hidden_states(stack, changed_from(batch, torch.tensor([place + 1])), 64)
+        assert torch.equal(encoded[0, : place + 1], other[0, : place + 1])
+
+
+@torch.no_grad()
+def test_without_the_coin_the_denoiser_sees_exact_zeros() -> None:
+    stack = stack_of(CASE)
+    batch = batch_of(stack)
+    off = replace(batch, conditioned=torch.zeros(3))
+    _, fresh = stack.encode(batch.tokens, objective.empty_context(stack, 3))
+    plain = stack.denoise(batch.noisy, objective.context_before(stack, fresh, batch.starts))
+    assert torch.equal(denoised(stack, off), plain)
+    mixed = replace(batch, conditioned=torch.tensor([1.0, 0.0, 1.0]))
+    same = (denoised(stack, mixed) == plain).flatten(1).all(1)
+    assert same.tolist() == [False, True, False]
+
+
+def total(stack: Stack, batch: Batch) -> Tensor:
+    found = token_losses(stack, batch)
+    return found.diffusion.mean() + found.encoder.mean()
+
+
+def check_gradient(stack: Stack, name: str, loss: Callable[[], Tensor]) -> None:
+    """Along the gradient itself, the loss must change by its norm."""
+    parameter = stack.get_parameter(name)
+    assert parameter.grad is not None, name
+    expected = parameter.grad.norm().item()
+    assert expected > 0, name
+    step = 1e-4 * parameter.norm() * parameter.grad / expected
+    with torch.no_grad():
+        parameter += step
+        up = loss()
+        parameter -= 2 * step
+        down = loss()
+        parameter += step
+    assert ((up - down) / (2 * step.norm())).item() == pytest.approx(expected, rel=0.03), name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layers.0.experts.gate_up.weight",
+        "layers.1.experts.down.weight",
+        "layers.2.experts.gate_up.weight",
+        "self_conditioning.mlp.gate.weight",
+        "self_conditioning.mlp.down.weight",
+        "self_conditioning.norm.weight",
+        "layers.0.attention.key.weight",
+        "layers.1.router.scores.weight",
+        "embedding.weight",
+    ],
+)
+def test_gradients_are_finite_differences_of_the_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = stack_of(EVERY_EXPERT)
+    batch = replace(batch_of(stack), conditioned=torch.ones(3))
+    # The first pass carries no gradient: held fixed, as the objective means it.
+    _, fresh = stack.encode(batch.tokens, objective.empty_context(stack, 3))
+    guess = objective.first_guess(stack, batch, objective.context_before(stack, fresh, batch.starts), 64)
+    monkeypatch.setattr(objective, "first_guess", lambda *_: guess)
+    stack.requires_grad_(True)
+    total(stack, batch).backward()
+    check_gradient(stack, name, lambda: total(stack, batch))
+
+
+def test_self_conditioning_learns_only_where_the_coin_fell() -> None:
+    stack = stack_of(CASE)
+    stack.requires_grad_(True)
+    batch = batch_of(stack)
+    total(stack, replace(batch, conditioned=torch.zeros(3))).backward()
+    weight = stack.self_conditioning.mlp.down.weight
+    assert weight.grad is None or weight.grad.abs().max() == 0
+    total(stack, replace(batch, conditioned=torch.ones(3))).backward()
+    assert weight.grad.abs().max() > 0
+
+
+def test_the_denoisers_loss_reaches_the_encoders_keys_before_the_canvas_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stack = stack_of(CASE)
+    stack.requires_grad_(True)
+    right = objective.context_before
+    seen: list[Fresh] = []
+
+    def spy(stack: Stack, fresh: Fresh, starts: Tensor) -> Context:
+        for tensor in (*fresh.keys, *fresh.values):
+            tensor.retain_grad()
+        seen.append(fresh)
+        return right(stack, fresh, starts)
+
+    monkeypatch.setattr(objective, "context_before", spy)
+    batch = batch_of(stack)
+    token_losses(stack, batch).diffusion.mean().backward()
+    for tensor in (seen[0].keys[-1], seen[0].values[-1]):  # the last layer: nothing reads it but the canvas
+        reached = tensor.grad.abs().amax((2, 3)) > 0
+        before = torch.arange(reached.shape[1]) < batch.starts[:, None]
+        assert torch.equal(reached, before)
+
+
+def head_of(vocabulary: int, hidden: int, *, grad: bool = False) -> Head:
+    matrix = PlainMatrix(vocabulary, hidden, dtype=torch.float32, device=torch.device("cpu"))
+    torch.manual_seed(0)
+    torch.nn.init.normal_(matrix.weight, std=0.3)
+    matrix.requires_grad_(grad)
+    return Head(matrix, 30.0, hidden**0.5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 50])
+def test_chunked_cross_entropy_equals_the_dense_one_and_its_gradients(rows: int) -> None:
+    head = head_of(101, 16, grad=True)
+    hidden = torch.randn(20, 16, requires_grad=True)
+    targets = torch.randint(101, (20,))
+    weights = torch.rand(20)
+    dense = F.cross_entropy(head.logits(hidden), targets, reduction="none")
+    expected = torch.autograd.grad((dense * weights).sum(), [hidden, head.embedding.weight])
+    ours = cross_entropy(head, hidden, targets, rows)
+    torch.testing.assert_close(ours, dense)
+    found = torch.autograd.grad((ours * weights).sum(), [hidden, head.embedding.weight])
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_soft_embedding_of_training_equals_inferences_on_plain_logits() -> None:
+    lm = make_ours(make_oracle(CASE))
+    hidden = torch.randn(9, lm.config.hidden_size)
+    for rows in (2, 9):
+        found = soft_embedding(lm.stack.head, hidden, rows)
+        torch.testing.assert_close(found, lm.soft_embedding(lm.logits(hidden)))
+
+
+def test_the_vocabulary_is_never_held_for_all_positions() -> None:
+    """512 positions of the released vocabulary are 537 MB of fp32 logits; more with gradients."""
+    head = head_of(262_144, 16)
+    rows = block_rows(head, 8 << 20)
+    assert rows == 32
+
+    def run() -> None:
+        hidden = torch.randn(512, 16, requires_grad=True)
+        cross_entropy(head, hidden, torch.zeros(512, dtype=torch.int64), rows).sum().backward()
+
+    run()
+    peak = peak_growth_bytes(run, torch.device("cpu"))
+    assert peak is not None
+    assert peak < 300e6
