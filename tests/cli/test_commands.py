@@ -161,8 +161,8 @@ def test_selfcheck_passes_here_in_both_dtypes(capsys: pytest.CaptureFixture[str]
 def test_selfcheck_can_fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     import dgemma.model.experts as experts
 
-    combine = experts.combine
-    monkeypatch.setattr(experts, "combine", lambda answers, place, w: combine(answers, place, w**2))
+    collect = experts.collect
+    monkeypatch.setattr(experts, "collect", lambda answers, w, route: collect(answers, w**2, route))
     status, report, _ = run(capsys, "selfcheck")
     assert status == 1
     assert report.count("FAILED") >= 5

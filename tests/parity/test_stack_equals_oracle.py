@@ -14,6 +14,7 @@ WAYS = {
     "plain": Execution(),
     "by expert": Execution(grouped_experts=False),
     "exact": Execution(exact=True, encode_block=4, expert_tile=4),
+    "training": Execution(expert_block=8, explicit_attention=True),
 }
 
 

@@ -56,11 +56,14 @@ def oracle_losses(oracle: object, examples: list[Example], batch: Batch) -> tupl
     return torch.stack(diffusion), torch.cat(encoder)
 
 
-@pytest.mark.parametrize("grouped", [True, False])
+WAYS = {"plain": Execution(), "small models": Execution(expert_block=8, explicit_attention=True)}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_losses_equal_those_of_the_oracles_logits(case: Case, grouped: bool) -> None:
+def test_losses_equal_those_of_the_oracles_logits(case: Case, way: str) -> None:
     oracle = calm_oracle(case)
-    ours = make_ours(oracle, execution=Execution(grouped_experts=grouped))
+    ours = make_ours(oracle, execution=WAYS[way])
     canvases, conditioned = set(), set()
     for first in (0, 4, 8):
         examples, batch = batch_of(case, ours.config.vocab_size, first=first)

@@ -81,6 +81,19 @@ def mix(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Ten
     return mixed.transpose(1, 2)
 
 
+def mix_explicitly(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """`mix` as two products and a softmax: holds every score, and its backward is fast in bf16 on a CPU."""
+    tokens, kv_heads = query.shape[1], keys.shape[2]
+    sharing = query.shape[2] // kv_heads
+    laid = query.transpose(1, 2).unflatten(1, (kv_heads, sharing)).flatten(2, 3)
+    scores = (laid @ keys.permute(0, 2, 3, 1)).float().unflatten(2, (sharing, tokens))
+    if mask is not None:
+        scores = torch.where(mask[:, :, None], scores, float("-inf"))
+    shares = scores.softmax(-1).to(query.dtype).flatten(2, 3)
+    mixed: Tensor = (shares @ values.transpose(1, 2)).unflatten(2, (sharing, tokens)).flatten(1, 2)
+    return mixed.transpose(1, 2)
+
+
 def encode_mask(positions: Tensor, context: Context, kind: LayerKind, window: int) -> Tensor:
     """Causal visibility of context and fresh tokens at `positions` [rows, tokens].
 
@@ -109,11 +122,12 @@ def denoise_mask(context: Context, kind: LayerKind, window: int, canvas_len: int
     return torch.cat((seen_past, seen_canvas), dim=-1)[:, None, None]  # [rows, 1, 1, keys]
 
 
-def attend_all_rows(mask: Tensor) -> Attend:
+def attend_all_rows(mask: Tensor, *, explicit: bool = False) -> Attend:
     """All rows in one call; `mask` hides what a row may not see."""
+    how = mix_explicitly if explicit else mix
 
     def attend(query: Tensor, past_k: Tensor, past_v: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return mix(query, torch.cat((past_k, key), 1), torch.cat((past_v, value), 1), mask)
+        return how(query, torch.cat((past_k, key), 1), torch.cat((past_v, value), 1), mask)
 
     return attend
 

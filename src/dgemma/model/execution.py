@@ -21,6 +21,11 @@ class Execution:
       position, a whole canvas, or `expert_tile` rows of one expert.
     grouped_experts: all experts' products in one call that reads nothing back from the device. The
       exact way never uses it. Off only where torch lacks it: see `default_execution`.
+    expert_block: pad each expert's rows to whole blocks of so many, so that every product has one shape.
+      Compiled code then needs no sizes, and oneDNN, which makes a kernel per shape, makes one. For
+      training small models; the exact way never uses it.
+    explicit_attention: products and a softmax in place of torch's fused attention, whose bf16 backward
+      is slow on a CPU. Holds every score; for training on short texts.
     fused_vocabulary: the walk over the vocabulary as a compiled kernel. Making it takes seconds.
     """
 
@@ -28,6 +33,8 @@ class Execution:
     encode_block: int = 64
     expert_tile: int = 32
     grouped_experts: bool = True
+    expert_block: int | None = None
+    explicit_attention: bool = False
     fused_vocabulary: bool = False
 
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from dgemma.model.config import ModelConfig
+from dgemma.model.dispatch import collect, route_in_blocks, route_sorted, spread
+from dgemma.model.execution import Execution
 from dgemma.model.gated_mlp import gated_gelu
 from dgemma.model.norm import rms_norm
 from dgemma.model.weight import Matrix, MatrixBank, PlainBank, PlainMatrix
@@ -47,10 +49,12 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """Many small gated MLPs, of which each token visits k.
 
-    Two forms with the same result: `grouped` is one product for all experts and reads nothing back
-    from the device; `by_expert` reads the group sizes back and runs expert after expert, which is
-    what the exact way needs, and the plain twin of the other. Both are equally fast on a CPU, and
-    padding the groups to one size is not faster (benchmarks/results/*-expert_forms.json).
+    Three forms with the same result. `grouped` is one product for all experts and reads nothing back
+    from the device. `by_expert` reads the group sizes back and runs expert after expert, which is what
+    the exact way needs, and the plain twin of the others. At inference both are equally fast on a CPU,
+    and padding the groups to one size is not faster (benchmarks/results/*-expert_forms.json).
+    `in_blocks` pads each group to whole blocks and has fixed shapes: small models train with it, see
+    `Execution.expert_block`.
     """
 
     gate_up: MatrixBank
@@ -62,27 +66,33 @@ class Experts(nn.Module):
         self.gate_up = PlainBank(count, 2 * width, hidden, dtype=dtype, device=device)
         self.down = PlainBank(count, hidden, width, dtype=dtype, device=device)
 
-    def forward(
-        self, x: Tensor, chosen: Tensor, weights: Tensor, *, grouped: bool, tile: int | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor, execution: Execution) -> Tensor:
         """The weighted answers of each token's experts [n, hidden], for `x` [n, hidden].
 
-        `chosen` and `weights` [n, k] are the router's. `tile`: run every product on exactly so many
-        rows, which makes a row's bits independent of its company.
+        `chosen` and `weights` [n, k] are the router's. The exact way runs every product on exactly
+        `expert_tile` rows, which makes a row's bits independent of its company.
         """
+        if execution.expert_block is not None and not execution.exact:
+            route = route_in_blocks(chosen, self.gate_up.num_experts, execution.expert_block)
+            blocks = self.in_blocks(spread(x, route), route.expert_of_block)
+            return collect(blocks, weights, route)
         answers = []
         parts = zip(*(t.split(MAX_TOKENS_AT_ONCE) for t in (x, chosen, weights)), strict=True)
         for part, wanted, shares in parts:
-            expert_of_pair, order = wanted.flatten().sort(stable=True)
-            sorted_x = part[order // wanted.shape[-1]]  # [pairs, hidden]
-            if grouped and tile is None:
+            expert_of_pair, route = route_sorted(wanted)
+            sorted_x = spread(part, route)  # [pairs, hidden]
+            if execution.grouped_experts and not execution.exact:
                 sorted_y = self.grouped(sorted_x, expert_of_pair)
             else:
+                tile = execution.expert_tile if execution.exact else None
                 sorted_y = self.by_expert(sorted_x, expert_of_pair, tile)
-            pair = torch.arange(order.shape[0], device=order.device)
-            place = torch.empty_like(order).scatter_(0, order, pair)  # of each pair in the sorted rows
-            answers.append(combine(sorted_y, place.view_as(wanted), shares))
+            answers.append(collect(sorted_y, shares, route))
         return answers[0] if len(answers) == 1 else torch.cat(answers)
+
+    def in_blocks(self, x: Tensor, expert_of_block: Tensor) -> Tensor:
+        blocks = x.unflatten(0, (len(expert_of_block), -1))
+        gate, up = self.gate_up.multiply_blocks(blocks, expert_of_block).chunk(2, dim=-1)
+        return self.down.multiply_blocks(gated_gelu(gate, up), expert_of_block).flatten(0, 1)
 
     def grouped(self, x: Tensor, expert_of_pair: Tensor) -> Tensor:
         every_expert = torch.arange(self.gate_up.num_experts, device=x.device)
@@ -107,15 +117,3 @@ class Experts(nn.Module):
     def _one(self, expert: int, x: Tensor) -> Tensor:
         gate, up = self.gate_up.multiply(expert, x).chunk(2, dim=-1)
         return self.down.multiply(expert, gated_gelu(gate, up))
-
-
-def combine(answers: Tensor, place: Tensor, weights: Tensor) -> Tensor:
-    """Weigh and sum in fp32 the answers that stand at `place` [n, k]: [pairs, hidden] -> [n, hidden].
-
-    One expert after the other: the order of the sum is fixed whatever the batch, and nothing of size
-    [n, k, hidden] is ever held in fp32.
-    """
-    total = answers[place[:, 0]] * weights[:, :1]
-    for rank in range(1, place.shape[1]):
-        total = total + answers[place[:, rank]] * weights[:, rank : rank + 1]
-    return total.to(answers.dtype)

@@ -68,9 +68,7 @@ class Layer(nn.Module):
         mixed = plan.attend[self.kind](query, past_k, past_v, key, value).flatten(2)
         x, shared, expert_input, chosen, weights = by_block(plan.block, self._between, x, mixed)
         answers = self.experts(
-            *(t.flatten(0, 1) for t in (expert_input, chosen, weights)),
-            grouped=plan.execution.grouped_experts,
-            tile=plan.execution.expert_tile if plan.execution.exact else None,
+            *(t.flatten(0, 1) for t in (expert_input, chosen, weights)), plan.execution
         ).unflatten(0, x.shape[:2])
         x = by_block(plan.block, self._after, x, shared, answers)
         return x * self.get_buffer(f"{plan.door.value}_scalar"), key, value

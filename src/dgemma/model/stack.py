@@ -97,7 +97,7 @@ class Stack(nn.Module):
             attend = {k: attend_encode_by_row(spans, block, self._window(k)) for k in self.config.kinds}
         else:
             masks = {k: encode_mask(positions, context, k, self.config.window) for k in self.config.kinds}
-            attend = {kind: attend_all_rows(mask) for kind, mask in masks.items()}
+            attend = {kind: self._attend(mask) for kind, mask in masks.items()}
         plan = self._plan(Door.ENCODE, positions, attend, block)
         return self._run(by_block(plan.block, self._embed, tokens), context, plan)
 
@@ -115,7 +115,7 @@ class Stack(nn.Module):
             attend = {k: attend_denoise_by_row(lengths, self._window(k)) for k in self.config.kinds}
         else:
             masks = {k: denoise_mask(context, k, self.config.window, length) for k in self.config.kinds}
-            attend = {kind: attend_all_rows(mask) for kind, mask in masks.items()}
+            attend = {kind: self._attend(mask) for kind, mask in masks.items()}
         plan = self._plan(Door.DENOISE, positions, attend, length)
         inputs = (canvas,) if soft is None else (canvas, soft)
         return self._run(by_block(plan.block, self._embed_canvas, *inputs), context, plan)[0]
@@ -148,6 +148,9 @@ class Stack(nn.Module):
     def _embed_canvas(self, ids: Tensor, soft: Tensor | None = None) -> Tensor:
         embedded: Tensor = self.self_conditioning(self._embed(ids), soft)
         return embedded
+
+    def _attend(self, mask: Tensor) -> Attend:
+        return attend_all_rows(mask, explicit=self.execution.explicit_attention)
 
     def _window(self, kind: LayerKind) -> int | None:
         return self.config.window if kind is LayerKind.SLIDING else None

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dgemma.model.dispatch import select_experts
+
 ALL = slice(None)
 
 
@@ -94,6 +96,13 @@ class MatrixBank(nn.Module, ABC):
         earlier expert owns. -> [n, out]
         """
 
+    def multiply_blocks(self, x: Tensor, expert_of_block: Tensor) -> Tensor:
+        """Blocks of rows, each of one expert, sorted by expert: [blocks, rows, in] -> [blocks, rows, out]."""
+        every = torch.arange(self.num_experts, device=x.device)
+        ends = torch.searchsorted(expert_of_block, every, right=True) * x.shape[1]
+        product = self.multiply_grouped(x.flatten(0, 1), ends.to(torch.int32))
+        return product.view(*x.shape[:2], self.out_features)
+
     @property
     @abstractmethod
     def nbytes(self) -> int:
@@ -123,6 +132,10 @@ class PlainBank(MatrixBank):
 
     def multiply_grouped(self, x: Tensor, ends: Tensor) -> Tensor:
         return F.grouped_mm(x, self.weight.transpose(-2, -1), offs=ends)
+
+    def multiply_blocks(self, x: Tensor, expert_of_block: Tensor) -> Tensor:
+        # A copy of an expert's weights per block, which is small beside a block's own work.
+        return torch.bmm(x, select_experts(self.weight, expert_of_block).transpose(1, 2))
 
     @property
     def nbytes(self) -> int:
