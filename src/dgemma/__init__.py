@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dgemma.diffusion.step import Sampler
     from dgemma.language_model import LanguageModel, load
     from dgemma.model.cache import KVCache
+    from dgemma.model.lora import LoraSettings
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,7 @@ __all__ = [
     "KVCache",
     "LanguageModel",
     "LayerKind",
+    "LoraSettings",
     "ModelConfig",
     "Sampler",
     "__version__",
@@ -44,6 +46,7 @@ __all__ = [
 _LAZY = {
     "KVCache": "dgemma.model.cache",
     "LanguageModel": "dgemma.language_model",
+    "LoraSettings": "dgemma.model.lora",
     "Sampler": "dgemma.diffusion.step",
     "load": "dgemma.language_model",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -11,6 +12,9 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from dgemma.checkpoint.adapter import load_adapter, save_adapter
+from dgemma.checkpoint.adapter_source import open_adapter
+from dgemma.checkpoint.fingerprint import fingerprint
 from dgemma.checkpoint.hub import resolve
 from dgemma.checkpoint.load import Progress, load_stack
 from dgemma.checkpoint.save import save
@@ -25,6 +29,7 @@ from dgemma.generation.turns import TurnMemory
 from dgemma.model.cache import KVCache
 from dgemma.model.config import ModelConfig
 from dgemma.model.execution import default_execution
+from dgemma.model.lora import LoraSettings, attach, detach, has_adapter, merged
 from dgemma.model.stack import Stack
 from dgemma.params import GenerationParams
 from dgemma.text.chat_template import ChatTemplate
@@ -49,6 +54,7 @@ def load(
     exact: bool = False,
     compile: bool = False,  # noqa: A002
     revision: str | None = None,
+    adapter: str | Path | None = None,
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Load a checkpoint in the released layout: a directory, or a hub name such as "owner/name".
@@ -60,14 +66,19 @@ def load(
     exact: run so that a row's bits never depend on what shares its batch (slower).
     compile: fuse the vocabulary end into one kernel; loading then takes seconds more.
     revision: branch, tag or commit of a hub name.
+    adapter: directory of a LoRA adapter for this base, dgemma's or PEFT's.
     progress: called with (bytes read, bytes in all) after each tensor.
     """
     target = check_device(device)
     source = open_checkpoint(resolve(path, revision=revision))
     number_type = check_dtype(dtype, source)
+    if adapter is not None:
+        open_adapter(adapter, source.config)  # refuse a wrong one before a large base is read for nothing
     execution = replace(default_execution(target, number_type, exact=exact), fused_vocabulary=compile)
     stack = load_stack(source, dtype=number_type, device=target, execution=execution, progress=progress)
     lm = LanguageModel(stack, source)
+    if adapter is not None:
+        lm = lm.with_adapter(adapter)
     if compile:
         compile_ahead(lm)
     return lm
@@ -201,11 +212,47 @@ class LanguageModel:
 
     def exact(self, exact: bool = True) -> LanguageModel:
         """The same weights, run so that a row's bits never depend on what shares its batch."""
-        twin = LanguageModel.__new__(LanguageModel)
-        twin.stack = self.stack.with_execution(replace(self.stack.execution, exact=exact))
-        twin._source = self._source
+        return self._twin(self.stack.with_execution(replace(self.stack.execution, exact=exact)))
+
+    def _twin(self, stack: Stack) -> LanguageModel:
+        twin = copy.copy(self)
+        twin.stack = stack
         twin._memory = TurnMemory()  # a cache computed in another way is another cache
         return twin
+
+    # Adapters
+
+    def with_adapter(self, adapter: str | Path | LoraSettings, *, seed: int = 0) -> LanguageModel:
+        """This model with a LoRA adapter: one from a directory, or a fresh one to be trained.
+
+        The base's weights are shared, and this handle stays without: one base carries many adapters at
+        once. A fresh adapter's factors come from `seed` and require gradients; loaded ones do not.
+        """
+        if has_adapter(self.stack):
+            raise InputError("this model has an adapter already; call without_adapter() first.")
+        if isinstance(adapter, LoraSettings):
+            return self._twin(attach(self.stack, adapter, seed=seed))
+        source = open_adapter(adapter, self.config)
+        return self._twin(load_adapter(self.stack, source, base_fingerprint=fingerprint(self.stack)))
+
+    def without_adapter(self) -> LanguageModel:
+        """The base alone, over the same weights."""
+        return self._twin(detach(self.stack))
+
+    def merged(self) -> LanguageModel:
+        """The adapter added into new weights, as fast as the base; this handle stays as it is."""
+        return self._twin(merged(self.stack))
+
+    def save_adapter(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the adapter alone, in the layout that PEFT reads, for this base."""
+        base_name = None if self._source is None else str(self._source.path)
+        save_adapter(
+            self.stack,
+            path,
+            base_fingerprint=fingerprint(self.stack),
+            base_name=base_name,
+            overwrite=overwrite,
+        )
 
     # Text
 
@@ -372,6 +419,11 @@ class LanguageModel:
 
     def save(self, path: str | Path, *, max_shard_bytes: int = 5_000_000_000) -> None:
         """Write the released layout; tensors kept aside (vision) and tokenizer files come along."""
+        if has_adapter(self.stack):
+            raise InputError(
+                "this model has an adapter beside its weights; save merged(), or the adapter alone with "
+                "save_adapter()."
+            )
         save(self.stack, path, self._source, max_shard_bytes=max_shard_bytes)
 
     def _zeros(self, tokens: Tensor) -> Tensor:

@@ -111,7 +111,8 @@ def test_the_prompt_may_come_from_stdin(
 def test_options_reach_the_model(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
     argv = (
         "--seed 3 --max-tokens 9 --max-denoising-steps 5 --preset fast --temperature 0.5 --deadline 2.5 "
-        "--decode causal --stop a --stop b --dtype float32 --device cpu --exact --compile"
+        "--decode causal --stop a --stop b --dtype float32 --device cpu --exact --compile "
+        "--adapter d"
     )
     assert run(capsys, "generate", "m", "x", *argv.split())[0] == 0
     assert asked.options == {
@@ -120,7 +121,7 @@ def test_options_reach_the_model(asked: Asked, capsys: pytest.CaptureFixture[str
     }  # fmt: skip
     del asked.load["progress"]
     loaded = {"path": "m", "dtype": "float32", "device": "cpu", "exact": True, "compile": True}
-    assert asked.load == loaded
+    assert asked.load == {**loaded, "adapter": "d"}
 
 
 def test_text_in_a_pipe_is_as_the_model_wrote_it(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:

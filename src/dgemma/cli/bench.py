@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="(default: auto)"
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+    parser.add_argument("--adapter", metavar="DIR", help="a LoRA adapter; the reference runs without it")
     parser.add_argument("--exact", action="store_true", help="the way whose bits do not depend on the batch")
     parser.add_argument("--compile", action="store_true", help="fuse the vocabulary end")
     parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
@@ -58,7 +59,14 @@ def run(args: argparse.Namespace) -> int:
         rounds=args.rounds,
     )
     path = resolve(args.model)
-    lm = dgemma.load(path, dtype=args.dtype, device=args.device, exact=args.exact, compile=args.compile)
+    lm = dgemma.load(
+        path,
+        dtype=args.dtype,
+        device=args.device,
+        exact=args.exact,
+        compile=args.compile,
+        adapter=args.adapter,
+    )
     reference = None
     if not args.no_reference and lm.device.type != "cpu":
         print(f"The reference is timed on the CPU only, not on {lm.device}.", file=sys.stderr)

@@ -40,6 +40,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="(default: auto)"
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+    parser.add_argument("--adapter", metavar="DIR", help="a LoRA adapter of this model (default: none)")
     parser.add_argument("--exact", action="store_true", help="the same bits in any batch (slower)")
     parser.add_argument(
         "--compile", action="store_true", help="fuse the vocabulary end (loading takes seconds more)"
@@ -111,6 +112,7 @@ def load_model(args: argparse.Namespace) -> LanguageModel:
             device=args.device,
             exact=args.exact,
             compile=args.compile,
+            adapter=args.adapter,
             progress=progress,
         )
 

@@ -1,0 +1,163 @@
+"""An adapter between disk and stack: loading and saving, in the layout that `adapter_source.py` describes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dgemma.checkpoint.adapter_config import AdapterConfig, patterns
+from dgemma.checkpoint.adapter_source import (
+    CONFIG,
+    OURS,
+    WEIGHTS,
+    AdapterSource,
+    FactorEntries,
+    check_tied_factors,
+    targets_of,
+)
+from dgemma.checkpoint.load import TORCH_DTYPES
+from dgemma.checkpoint.names import tensor_specs
+from dgemma.checkpoint.safetensors_file import TensorEntry, TensorToWrite, read_into, write_file
+from dgemma.checkpoint.save import write_json
+from dgemma.errors import CheckpointError, InputError
+from dgemma.model.config import ModelConfig
+from dgemma.model.lora import adapted, adapted_weights
+from dgemma.model.lora_weight import LoraBank, LoraMatrix, LowRank
+from dgemma.model.stack import Stack
+
+_DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def load_adapter(
+    stack: Stack,
+    source: AdapterSource,
+    *,
+    base_fingerprint: str,
+    dtype: torch.dtype | None = None,
+    trainable: bool = False,
+) -> Stack:
+    """`stack`, whose fingerprint is given, with this adapter. dtype: of the factors; None: the model's."""
+    check_base(source, base_fingerprint)
+    check_tied_factors(source)
+    added = {path: read_factors(entries) for path, entries in source.factors.items()}
+    return adapted(stack, added, dtype=dtype, trainable=trainable)
+
+
+def check_base(source: AdapterSource, base_fingerprint: str) -> None:
+    """An adapter of dgemma belongs to one base; of one that PEFT wrote nothing is known."""
+    if source.base_fingerprint not in (None, base_fingerprint):
+        raise CheckpointError(
+            f"{source.path} was made for the base {source.base_fingerprint}, but this model is "
+            f"{base_fingerprint}. Take the checkpoint it was trained on."
+        )
+
+
+def read_factors(entries: FactorEntries) -> LowRank:
+    """The factors of one weight on the CPU, as stored."""
+    down, up = _read(entries.down), _read(entries.up)
+    if len(entries.shape) == 3:
+        experts, out, inner = entries.shape
+        down = down.view(experts, entries.rank, inner)
+        up = up.view(out, entries.rank, experts).permute(2, 0, 1).contiguous()
+    return LowRank(down=down, up=up, alpha=entries.alpha)
+
+
+def save_adapter(
+    stack: Stack,
+    path: str | Path,
+    *,
+    base_fingerprint: str,
+    base_name: str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write the adapter of `stack`. The new files take their names only when all are whole."""
+    weights = adapted_weights(stack)
+    if not weights:
+        raise InputError("this model has no adapter to save; make one with `with_adapter`.")
+    directory = Path(path)
+    if directory.exists() and not directory.is_dir():
+        raise CheckpointError(f"{directory} is a file; give a directory.")
+    if not overwrite and any((directory / name).exists() for name in (CONFIG, WEIGHTS)):
+        raise CheckpointError(f"{directory} holds an adapter; choose another directory, or overwrite=True.")
+    names = _names_of(stack.config, weights)
+    tensors = [
+        TensorToWrite(
+            target.key(factor),
+            _DTYPE_NAMES[_factor(weights[target.path], factor).dtype],
+            target.shapes(weights[target.path].rank)[factor],
+            partial(_bytes, weights[target.path], factor),
+        )
+        for target in targets_of(stack.config, names)
+        for factor in "AB"
+    ]
+    ours = {"base_fingerprint": base_fingerprint, "dgemma_version": _version()}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_file(directory / (WEIGHTS + ".new"), tensors)
+        write_json(directory / (OURS + ".new"), ours)
+        write_json(directory / (CONFIG + ".new"), names.to_json(base_name))
+        # Without its configuration an adapter is none: at no moment do old and new look like one.
+        (directory / CONFIG).unlink(missing_ok=True)
+        for name in (WEIGHTS, OURS, CONFIG):
+            (directory / (name + ".new")).replace(directory / name)
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be written: {error.strerror}.") from error
+
+
+def _names_of(config: ModelConfig, weights: dict[str, LoraMatrix | LoraBank]) -> AdapterConfig:
+    ranks: dict[str, int] = {}
+    alphas: dict[str, float] = {}
+    parameters = []
+    for spec in tensor_specs(config):
+        weight = weights.get(spec.path.removesuffix(".weight"))
+        if weight is None:
+            continue
+        for name in (spec.name, *spec.tied_names):
+            target = name.removesuffix(".weight")
+            ranks[target], alphas[target] = weight.rank, weight.alpha
+            if len(spec.shape) == 3:
+                parameters.append(target)
+    # The experts' rank is the usual one where there are experts: PEFT follows a pattern that names
+    # parameters, but warns that it has not.
+    usual = parameters or list(ranks)
+    rank = Counter(ranks[target] for target in usual).most_common(1)[0][0]
+    alpha = Counter(alphas[target] for target in usual).most_common(1)[0][0]
+    return AdapterConfig(
+        rank=rank,
+        alpha=alpha,
+        rank_pattern=patterns(ranks, rank),
+        alpha_pattern=patterns(alphas, alpha),
+        rank_stabilized=False,
+        modules=tuple(target for target in ranks if target not in parameters),
+        parameters=tuple(parameters),
+    )
+
+
+def _read(entry: TensorEntry) -> Tensor:
+    tensor = torch.empty(entry.shape, dtype=TORCH_DTYPES[entry.dtype])
+    read_into(entry, tensor.view(-1).view(torch.uint8).numpy())
+    return tensor
+
+
+def _factor(weight: LoraMatrix | LoraBank, factor: str) -> Tensor:
+    return weight.down if factor == "A" else weight.up
+
+
+def _bytes(weight: LoraMatrix | LoraBank, factor: str) -> list[Any]:
+    tensor = _factor(weight, factor).detach()
+    if isinstance(weight, LoraBank) and factor == "B":
+        tensor = tensor.permute(1, 2, 0)  # [out, rank, experts]
+    return [tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy()]
+
+
+def _version() -> str | None:
+    try:
+        return importlib.metadata.version("dgemma")
+    except importlib.metadata.PackageNotFoundError:
+        return None  # run from its source alone

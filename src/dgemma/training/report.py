@@ -1,0 +1,248 @@
+"""What a run says while it trains: a report per step, a report per look at held-out data, and their log.
+
+The log is `log.jsonl` in the run's directory, one JSON object per line. It is the truth that curves are
+drawn from; a crash costs at most the line that was being written. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from dgemma.errors import CheckpointError, InputError
+
+LOG_NAME = "log.jsonl"
+NOISE_BINS = 5
+NOISE_LABELS = tuple(f"{k / NOISE_BINS:.1f}-{(k + 1) / NOISE_BINS:.1f}" for k in range(NOISE_BINS))
+"""The bins' ranges of the noise level t, for people."""
+
+
+def noise_bin(t: float) -> int:
+    """The bin of noise level `t`, of NOISE_BINS equal ones over 0 to 1."""
+    if not 0 <= t <= 1:
+        raise InputError(f"the noise level is {t!r}; it must be a number from 0 to 1.")
+    return min(int(t * NOISE_BINS), NOISE_BINS - 1)
+
+
+def duration(seconds: float) -> str:
+    """For people: 45s, 12m, 3h12m, 2d3h."""
+    if not math.isfinite(seconds):
+        return "-"
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole // 60 % 60:02d}m"
+    return f"{whole // 86400}d{whole // 3600 % 24}h"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """What training and held-out data are both measured by."""
+
+    kind: ClassVar[str]
+
+    step: int
+    """The steps done, this one included; 0 is the model as it came."""
+    diffusion: float
+    encoder: float
+    diffusion_by_noise: tuple[float | None, ...]
+    """The diffusion loss by noise level, NOISE_BINS means; None: no example fell into it."""
+    examples: int
+    """Presentations so far in training, where an example counts in each epoch; or examples looked at."""
+    seconds: float
+    """Of this step, or of this look."""
+
+    def __post_init__(self) -> None:
+        if len(self.diffusion_by_noise) != NOISE_BINS:
+            raise InputError(
+                f"diffusion_by_noise has {len(self.diffusion_by_noise)} values; it must have {NOISE_BINS}: "
+                "None where no example is."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary for `json.dumps`, in strict JSON."""
+        return {"kind": self.kind, **_strict(asdict(self))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport(_Measured):
+    """One step of the optimizer."""
+
+    kind: ClassVar[str] = "step"
+
+    num_steps: int
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    tokens: int
+    """Trained tokens so far."""
+    tokens_per_second: float
+    """Smoothed."""
+    eta_s: float | None
+
+    def scalars(self) -> dict[str, float]:
+        """By the names they have in TensorBoard."""
+        return {
+            "loss/total": self.loss,
+            "loss/diffusion": self.diffusion,
+            "loss/encoder": self.encoder,
+            **_named_bins("diffusion_by_noise", self.diffusion_by_noise),
+            "optimizer/learning_rate": self.learning_rate,
+            "optimizer/grad_norm": self.grad_norm,
+            "speed/tokens_per_second": self.tokens_per_second,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutReport(_Measured):
+    """One look at held-out data, after `step` steps."""
+
+    kind: ClassVar[str] = "held_out"
+
+    def scalars(self) -> dict[str, float]:
+        """By the names they have in TensorBoard."""
+        return {
+            "held_out/diffusion": self.diffusion,
+            "held_out/encoder": self.encoder,
+            **_named_bins("held_out_by_noise", self.diffusion_by_noise),
+        }
+
+
+Report = StepReport | HeldOutReport
+
+
+class RunLog:
+    """The log of a run that goes on from `start_step`, open for writing."""
+
+    def __init__(self, run_dir: Path, *, start_step: int = 0) -> None:
+        self.path = run_dir / LOG_NAME
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            _forget_after(self.path, start_step)
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def write(self, report: Report) -> None:
+        line = json.dumps(report.to_json(), allow_nan=False).encode() + b"\n"
+        try:
+            while line:  # a disk that is nearly full takes a part, and complains the next time
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_log(path: Path) -> list[Report]:
+    """All reports of a log, in order. Half a line at its end, left by a crash, is left out."""
+    try:
+        return [report for _, report in _lines(path)]
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}. Give the log of a run that has begun."
+        ) from error
+
+
+def _forget_after(path: Path, step: int) -> None:
+    """Drop what a run that goes on from `step` will say again, and half a line at the end."""
+    if not path.exists():
+        return
+    # From step 0 all is said again, the look at held-out data before the first step included.
+    kept = [line + b"\n" for line, report in _lines(path) if report.step <= step] if step else []
+    # Never in place: a crash here must not cost the lines that are kept.
+    new = path.with_name(path.name + ".new")
+    with open(new, "wb") as file:
+        file.writelines(kept)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def _lines(path: Path) -> list[tuple[bytes, Report]]:
+    *whole, rest = path.read_bytes().split(b"\n")
+    found = []
+    for number, line in enumerate(whole, start=1):
+        try:
+            found.append((line, _parsed(line)))
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            raise CheckpointError(
+                f"{path}, line {number}, is {line[:60]!r}; it must be a report in JSON. "
+                "Something else wrote into this file: remove that line."
+            ) from error
+    try:
+        # Only the newline may be missing.
+        return [*found, (rest, _parsed(rest))]
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return found
+
+
+def _parsed(line: bytes) -> Report:
+    raw = json.loads(line)
+    kind = {kind.kind: kind for kind in (StepReport, HeldOutReport)}[raw["kind"]]
+    return kind(**{field.name: _READERS[str(field.type)](raw[field.name]) for field in fields(kind)})
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not (isinstance(value, int | float) or value in _NOT_FINITE):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
+
+
+def _number_or_none(value: Any) -> float | None:
+    return None if value is None else _number(value)
+
+
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+_READERS: dict[str, Callable[[Any], Any]] = {  # by a field's annotation
+    "int": _whole,
+    "float": _number,
+    "float | None": _number_or_none,
+    "tuple[float | None, ...]": lambda values: tuple(map(_number_or_none, values)),
+}
+
+
+def _strict(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: a diverging run must not make a log that other programs cannot read."""
+    return {
+        name: [_finite(v) for v in value] if isinstance(value, tuple) else _finite(value)
+        for name, value in raw.items()
+    }
+
+
+def _finite(value: float | None) -> float | str | None:
+    if value is None or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _named_bins(prefix: str, bins: tuple[float | None, ...]) -> dict[str, float]:
+    pairs = zip(NOISE_LABELS, bins, strict=True)
+    return {f"{prefix}/{label}": value for label, value in pairs if value is not None}
+
+
+def _unwritable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"{path} cannot be written: {error.strerror}. Make room, or choose another directory."
+    )
