@@ -65,7 +65,8 @@ TORCH_FREE = [
     "errors.py", "params.py", "events.py", "machine.py", "model/config.py", "checkpoint/hub.py",
     "checkpoint/names.py", "checkpoint/presets.py", "checkpoint/census.py", "checkpoint/source.py",
     "checkpoint/safetensors_file.py", "checkpoint/adapter_source.py", "checkpoint/adapter_config.py",
-    "training/example.py", "training/report.py", "training/event_file.py", "training/curves.py", "__init__.py",
+    "training/example.py", "training/report.py", "training/event_file.py", "training/curves.py",
+    "training/stream.py", "training/sources.py", "training/records.py", "training/order.py", "__init__.py",
     *(str(file.relative_to(SOURCE)) for file in (SOURCE / "text").glob("*.py")),
 ]  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -8,14 +8,13 @@ import struct
 from pathlib import Path
 
 import pytest
-
-from dgemma.errors import CheckpointError
-from dgemma.training.event_file import EventFile, _checksum, _varint
-
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+from dgemma.errors import CheckpointError
+from dgemma.training.event_file import EventFile, _checksum, _varint
 
 Curve = list[tuple[float, int, float]]  # wall time, step, value
 

@@ -30,7 +30,7 @@ from dgemma.text.tools import read_tools
 MAX_TEMPLATE_BYTES = 1 << 20
 _MAX_CONFIG_BYTES = 16 << 20
 _FIRST_MARK, _LAST_MARK = 0xD800, 0xDFFF
-_MARKS = re.compile("([\ud800-\udfff])")
+MARKS = re.compile("([\ud800-\udfff])")
 
 
 class ChatTemplate:
@@ -53,7 +53,7 @@ class ChatTemplate:
             self._template = self._sandbox.compile_marked(source, self._mark)
             known = meta.find_undeclared_variables(self._sandbox.parse(source))
         except (TemplateError, SyntaxError, RecursionError, ValueError, MemoryError) as error:
-            raise CheckpointError(f"{origin} is not a valid Jinja template: {self._shown(error)}") from None
+            raise CheckpointError(f"{origin} is not a valid Jinja template: {self._told(error)}") from None
         self._control_variables = {
             variable: self._mark(name) for variable, name in tokenizer.template_names.items()
         }
@@ -87,11 +87,29 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
     ) -> list[int]:
         """The prompt's token ids. No text of messages or tools becomes a control."""
+        return self.encode_marked(
+            self.render_marked(
+                messages,
+                tools=tools,
+                enable_thinking=enable_thinking,
+                add_generation_prompt=add_generation_prompt,
+            )
+        )
+
+    def render_marked(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        enable_thinking: bool = False,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt as text in which each control is one lone surrogate, its mark."""
         reader = JsonReader()
         chat = read_messages(messages, reader, for_reply=add_generation_prompt)
         declared = read_tools(tools, reader)
         self._refuse_what_would_be_dropped(chat, declared, enable_thinking)
-        prompt = self._render_marked(
+        return self._render_bounded(
             {
                 "messages": chat,
                 "tools": declared,
@@ -100,31 +118,43 @@ class ChatTemplate:
                 "add_generation_prompt": add_generation_prompt,
             }
         )
+
+    def encode_marked(self, marked: str, known: dict[str, list[int]] | None = None) -> list[int]:
+        """The ids of a marked text: controls by their marks, everything between them as text.
+
+        known: texts already encoded. Who encodes the growing prompts of one chat passes the same dict.
+        """
+        known = {} if known is None else known
         ids: list[int] = []
-        for part in _MARKS.split(prompt):
+        for part in MARKS.split(marked):
             control = self._ids.get(part)
-            ids += [control] if control is not None else self._tokenizer.encode(part)
+            if control is None and part not in known:
+                known[part] = self._tokenizer.encode(part)
+            ids += known[part] if control is None else [control]
         return ids
 
-    def _render_marked(self, variables: dict[str, Any]) -> str:
+    def shown(self, marked: str) -> str:
+        """A marked text with the controls' names in place of their marks."""
+        names = {mark: name for name, mark in self._marks.items()}
+        return MARKS.sub(lambda match: names.get(match[0], "\ufffd"), marked)
+
+    def _render_bounded(self, variables: dict[str, Any]) -> str:
         try:
             return self._sandbox.render_bounded(self._template, {**self._control_variables, **variables})
         except TemplateRefusalError as error:
-            raise InputError(f"the chat template refuses this chat: {self._shown(error)}") from None
+            raise InputError(f"the chat template refuses this chat: {self._told(error)}") from None
         except TemplateLimitError as error:
             raise InputError(
-                f"the chat template exceeds a limit on this chat: {self._shown(error)}; shorten the chat."
+                f"the chat template exceeds a limit on this chat: {self._told(error)}; shorten the chat."
             ) from None
         except Exception as error:  # a template can make Python raise anything
             raise InputError(
-                f"the chat template cannot render this chat: {type(error).__name__}: {self._shown(error)}"
+                f"the chat template cannot render this chat: {type(error).__name__}: {self._told(error)}"
             ) from None
 
-    def _shown(self, error: Exception) -> str:
+    def _told(self, error: Exception) -> str:
         """An error's text in one line, with the controls' names in place of their marks."""
-        names = {mark: name for name, mark in self._marks.items()}
-        text = _MARKS.sub(lambda match: names.get(match[0], "\ufffd"), str(error))
-        return " ".join(text.split())[:200]
+        return " ".join(self.shown(str(error)).split())[:200]
 
     def _mark(self, text: str) -> str:
         return self._names.sub(lambda match: self._mark_of(match[0]), text)
