@@ -8,7 +8,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dgemma.errors import CheckpointError, ConfigError, DeviceError, DgemmaError, InputError
+from dgemma.errors import (
+    CheckpointError,
+    ConfigError,
+    DeviceError,
+    DgemmaError,
+    InputError,
+    TrainingError,
+)
 from dgemma.events import Answer, Commit, Draft, Finish, FinishReason
 from dgemma.model.config import LayerKind, ModelConfig
 from dgemma.params import GenerationParams
@@ -39,6 +46,7 @@ __all__ = [
     "LoraSettings",
     "ModelConfig",
     "Sampler",
+    "TrainingError",
     "__version__",
     "load",
 ]

@@ -26,6 +26,10 @@ class DeviceError(DgemmaError):
     """A device or dtype that this machine does not have."""
 
 
+class TrainingError(DgemmaError):
+    """A training run that cannot go on."""
+
+
 def suggestion(name: str, known: Iterable[str], *, otherwise: str = ".") -> str:
     """The end of a sentence about `name`: `; did you mean 'x'?` for a near miss, else a full stop."""
     near = difflib.get_close_matches(name, list(known), n=1)

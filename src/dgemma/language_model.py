@@ -212,9 +212,10 @@ class LanguageModel:
 
     def exact(self, exact: bool = True) -> LanguageModel:
         """The same weights, run so that a row's bits never depend on what shares its batch."""
-        return self._twin(self.stack.with_execution(replace(self.stack.execution, exact=exact)))
+        return self.with_stack(self.stack.with_execution(replace(self.stack.execution, exact=exact)))
 
-    def _twin(self, stack: Stack) -> LanguageModel:
+    def with_stack(self, stack: Stack) -> LanguageModel:
+        """The same files and text behind another stack."""
         twin = copy.copy(self)
         twin.stack = stack
         twin._memory = TurnMemory()  # a cache computed in another way is another cache
@@ -231,17 +232,17 @@ class LanguageModel:
         if has_adapter(self.stack):
             raise InputError("this model has an adapter already; call without_adapter() first.")
         if isinstance(adapter, LoraSettings):
-            return self._twin(attach(self.stack, adapter, seed=seed))
+            return self.with_stack(attach(self.stack, adapter, seed=seed))
         source = open_adapter(adapter, self.config)
-        return self._twin(load_adapter(self.stack, source, base_fingerprint=fingerprint(self.stack)))
+        return self.with_stack(load_adapter(self.stack, source, base_fingerprint=fingerprint(self.stack)))
 
     def without_adapter(self) -> LanguageModel:
         """The base alone, over the same weights."""
-        return self._twin(detach(self.stack))
+        return self.with_stack(detach(self.stack))
 
     def merged(self) -> LanguageModel:
         """The adapter added into new weights, as fast as the base; this handle stays as it is."""
-        return self._twin(merged(self.stack))
+        return self.with_stack(merged(self.stack))
 
     def save_adapter(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the adapter alone, in the layout that PEFT reads, for this base."""
@@ -396,7 +397,7 @@ class LanguageModel:
             prompts=tuple(prompts),
             seeds=seeds_for(len(prompts), seeds, params),
             params=params,
-            tokenizer=self.tokenizer if params.stop or self._has_tokenizer else None,
+            tokenizer=self.tokenizer if params.stop or self.has_tokenizer else None,
             sampler=sampler,
             drafts=drafts,
         )
@@ -414,7 +415,7 @@ class LanguageModel:
         return self._source.path
 
     @property
-    def _has_tokenizer(self) -> bool:
+    def has_tokenizer(self) -> bool:
         return self._source is not None and (self._source.path / "tokenizer.json").is_file()
 
     def save(self, path: str | Path, *, max_shard_bytes: int = 5_000_000_000) -> None:

@@ -108,11 +108,11 @@ def test_seeds_and_presentations_differ_and_repeat() -> None:
 
 
 def test_padding_rounds_shapes_and_weighs_nothing() -> None:
-    settings = CanvasSettings(canvas_len=CANVAS, vocab_size=VOCAB, fill_token=EOS, pad_to=16)
+    settings = CanvasSettings(canvas_len=CANVAS, vocab_size=VOCAB, fill_token=EOS, pad_to=16, pad_chosen_to=4)
     short = Example((2, 9, 9), (Span(1, 3),))
     batch = make_batch([chat(), short], [0, 1], settings)
     assert batch.tokens.shape == (2, 16)
-    assert len(batch.encoder_places) % 16 == 0
+    assert len(batch.encoder_places) == 12
     assert batch.encoder_weights.sum() == 9 + 2
     assert batch.encoder_places.max() < 32
 
@@ -124,6 +124,7 @@ def test_padding_rounds_shapes_and_weighs_nothing() -> None:
         ({"fill_token": 50}, "fill_token is 50; this vocabulary ends at 49"),
         ({"self_conditioning": 1.5}, "self_conditioning is 1.5"),
         ({"pad_to": 0}, "pad_to is 0"),
+        ({"pad_chosen_to": 0}, "pad_chosen_to is 0"),
     ],
 )
 def test_settings_are_checked(changes: dict[str, float], message: str) -> None:

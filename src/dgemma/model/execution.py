@@ -26,6 +26,7 @@ class Execution:
       training small models; the exact way never uses it.
     explicit_attention: products and a softmax in place of torch's fused attention, whose bf16 backward
       is slow on a CPU. Holds every score; for training on short texts.
+    recompute_layers: keep only each layer's input for the backward pass, and compute the rest again.
     fused_vocabulary: the walk over the vocabulary as a compiled kernel. Making it takes seconds.
     """
 
@@ -35,6 +36,7 @@ class Execution:
     grouped_experts: bool = True
     expert_block: int | None = None
     explicit_attention: bool = False
+    recompute_layers: bool = False
     fused_vocabulary: bool = False
 
 

@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dgemma.model.attention import (
     Attend,
@@ -173,8 +174,14 @@ class Stack(nn.Module):
 
     def _run(self, x: Tensor, context: Context, plan: ForwardPlan) -> tuple[Tensor, Fresh]:
         keys, values = [], []
+        recompute = self.execution.recompute_layers and torch.is_grad_enabled()
         for layer, past_k, past_v in zip(self.layers, context.keys, context.values, strict=True):
-            x, key, value = layer(x, past_k, past_v, plan)
+            if recompute:
+                x, key, value = checkpoint(
+                    layer, x, past_k, past_v, plan, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                x, key, value = layer(x, past_k, past_v, plan)
             keys.append(key)
             values.append(value)
         return by_block(plan.block, self.norm, x), Fresh(tuple(keys), tuple(values))

@@ -30,6 +30,7 @@ class CanvasSettings:
     """How canvases are cut and corrupted.
 
     pad_to: lengths are rounded up to a multiple of it, so that compiled code meets few shapes.
+    pad_chosen_to: the same for the number of tokens the encoder is supervised on.
     """
 
     canvas_len: int
@@ -38,6 +39,7 @@ class CanvasSettings:
     seed: int = 0
     self_conditioning: float = 0.5
     pad_to: int = 1
+    pad_chosen_to: int = 1
 
     def __post_init__(self) -> None:
         if self.canvas_len < 1:
@@ -48,8 +50,9 @@ class CanvasSettings:
             )
         if not 0 <= self.self_conditioning <= 1:
             raise InputError(f"self_conditioning is {self.self_conditioning}; it must be from 0 to 1.")
-        if self.pad_to < 1:
-            raise InputError(f"pad_to is {self.pad_to}; it must be at least 1.")
+        for name in ("pad_to", "pad_chosen_to"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +112,7 @@ def make_batch(examples: Sequence[Example], presentations: Sequence[int], settin
     random = draws.below(_Use.TOKEN, settings.canvas_len, settings.vocab_size)
     conditioned = draws.unit(_Use.CONDITION, 1)[:, 0] < settings.self_conditioning
     tokens = _padded([example.tokens for example in examples], settings.pad_to)
-    places, targets, encoder_weights = _encoder_targets(examples, tokens.shape[1], settings.pad_to)
+    places, targets, encoder_weights = _encoder_targets(examples, tokens.shape[1], settings.pad_chosen_to)
     return Batch(
         tokens=tokens,
         starts=torch.tensor([canvas.start for canvas in canvases]),
@@ -149,8 +152,7 @@ def _encoder_targets(
             places += range(row * length + span.start - 1, row * length + span.stop - 1)
             targets += example.tokens[span.start : span.stop]
     count = len(places)
-    # Few different counts, as with lengths: their product with the batch would be many.
-    padding = _round_up(count, multiple * len(examples)) - count
+    padding = _round_up(count, multiple) - count
     weights = torch.ones(count + padding)
     weights[count:] = 0
     return torch.tensor(places + [0] * padding), torch.tensor(targets + [0] * padding), weights

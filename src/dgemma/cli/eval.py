@@ -1,0 +1,172 @@
+"""Run a task and report its scores with 95 % intervals, steps and seconds.
+
+TASK is a file of JSON lines ({"prompt": ..., "response": ...}), a class of your own (task.py:TaskClass, whose
+code is run), or reasoning-gym:NAME. With --out each result is written as it comes, and the same command again
+goes on where it ended."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from dgemma.cli import report_view
+from dgemma.cli.generation_options import add_generation_arguments, generation_options, load_model
+from dgemma.cli.live_view import printable
+from dgemma.evaluation.comparison import compare
+from dgemma.evaluation.plan import Plan
+from dgemma.evaluation.report import Report
+from dgemma.evaluation.result import Result
+from dgemma.evaluation.results_file import StoredRun, differences, read_results
+from dgemma.evaluation.tasks.registry import open_task
+
+HELP = "run a task: scores with intervals, steps, seconds"
+EXAMPLES = (
+    "examples:\n"
+    "  dgemma eval MODEL held-out.jsonl --limit 100 --batch 8 --out run.jsonl\n"
+    "  dgemma eval MODEL held-out.jsonl --preset fast --compare run.jsonl\n"
+    "  dgemma eval MODEL my_task.py:MyTask --json\n"
+    "  dgemma eval MODEL reasoning-gym:chain_sum --max-tokens 64 --limit 50"
+)
+_SECONDS_BETWEEN_LINES = 5.0
+_FAILURES_SHOWN = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, or a hub name")
+    parser.add_argument("task", metavar="TASK", help="FILE.jsonl, FILE.py:CLASS, or reasoning-gym:NAME")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N examples")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="answered together (default: 1)")
+    parser.add_argument("--raw", action="store_true", help="continue prompts, without the chat template")
+    parser.add_argument("--group", action="store_true", help="also by the task's groups")
+    parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
+    parser.add_argument("--out", metavar="FILE", help="write results as they come; go on from it")
+    parser.add_argument("--compare", metavar="FILE", help="another run's --out, compared by example")
+    add_generation_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from dgemma.evaluation.runner import Evaluation  # imports torch
+
+    # All that can be refused is refused before a large model is loaded.
+    options = generation_options(args)
+    plan = Plan(
+        limit=args.limit,
+        batch=args.batch,
+        seed=options.pop("seed", None),
+        options=options,
+        raw=args.raw,
+        system=args.system,
+        thinking=args.thinking,
+    )
+    task = open_task(args.task)
+    other = None if args.compare is None else read_results(args.compare)
+    model = args.model if args.adapter is None else f"{args.model} with {args.adapter}"
+    evaluation = Evaluation(load_model(args), task, plan, out=args.out, model=model)
+    if evaluation.num_held:
+        print(f"going on from {args.out}, which has {evaluation.num_held} results", file=sys.stderr)
+    status = 0
+    try:
+        with _progress(evaluation.total) as advance:
+            for result in evaluation.run():
+                advance(result, args.stats)
+    except KeyboardInterrupt:
+        status = 130
+    report = evaluation.report()
+    if report.results:
+        _print(args, report, other)
+    if status == 130:
+        print(f"dgemma eval: interrupted after {report.n} examples", file=sys.stderr)
+    elif report.stopped is not None:
+        print(f"dgemma eval: {report.stopped}", file=sys.stderr)
+        status = 1
+    elif report.failed == report.n:
+        print("dgemma eval: every example failed", file=sys.stderr)
+        status = 1
+    return status
+
+
+def _print(args: argparse.Namespace, report: Report, other: StoredRun | None) -> None:
+    compared = None if other is None else compare(other.results.values(), report.results)
+    changed = [] if other is None else differences(report.settings, other.settings)
+    if args.json:
+        found = report.to_json()
+        if compared is not None:
+            found["comparison"] = {
+                "with": args.compare,
+                "differences": {name: difference.to_json() for name, difference in compared.items()},
+                "settings": changed,
+            }
+        print(json.dumps(found))
+        return
+    tables = [report_view.score_table(report), report_view.fact_table(report)]
+    if args.group:
+        tables.append(report_view.group_table(report))
+        if not report.groups:
+            print(f"task {report.task!r} has no groups", file=sys.stderr)
+    if compared is not None:
+        tables.append(report_view.comparison_table(compared))
+    report_view.show(tables)
+    if changed:
+        print("compared with other settings: " + "; ".join(changed), file=sys.stderr)
+
+
+@contextmanager
+def _progress(total: int | None) -> Iterator[Callable[[Result, bool], None]]:
+    """Yields `advance(result, with_stats)`. Everything goes to stderr: stdout belongs to the report."""
+    failures = 0
+
+    def lines(result: Result, with_stats: bool) -> Iterator[str]:
+        nonlocal failures
+        if result.failure is not None:
+            failures += 1
+            if failures <= _FAILURES_SHOWN:
+                yield f"example {result.number} failed: {result.failure}"
+            elif failures == _FAILURES_SHOWN + 1:
+                yield "more examples failed; --json and --out have all reasons"
+        if with_stats:
+            yield _stats(result)
+
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("eval"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            shown = bar.add_task("eval", total=total)
+
+            def advance(result: Result, with_stats: bool) -> None:
+                for line in lines(result, with_stats):
+                    bar.console.print(printable(line, bar.console.encoding), markup=False, highlight=False)
+                bar.advance(shown)
+
+            yield advance
+        return
+    done, last_line = 0, time.monotonic()
+
+    def print_line(result: Result, with_stats: bool) -> None:
+        nonlocal done, last_line
+        for line in lines(result, with_stats):
+            print(line, file=sys.stderr, flush=True)
+        done += 1
+        if time.monotonic() - last_line >= _SECONDS_BETWEEN_LINES:
+            last_line = time.monotonic()
+            of_all = "" if total is None else f" of {total}"
+            print(f"eval: {done}{of_all} examples", file=sys.stderr, flush=True)
+
+    yield print_line
+
+
+def _stats(result: Result) -> str:
+    scores = ", ".join(f"{name} {value:.3g}" for name, value in result.scores.items()) or "no scores"
+    written = result.written
+    if written is None:
+        return f"example {result.number}: {scores}; seed {result.seed}"
+    steps = ", ".join(map(str, written.steps)) or "none, written left to right"
+    return (
+        f"example {result.number}: {scores}; {written.tokens} tokens, {written.seconds:.2f} s, steps {steps}"
+        f", {written.finish_reason}; seed {result.seed}"
+    )

@@ -1,0 +1,82 @@
+"""Losses on data that is not trained on: always the same examples, canvases and noise."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from dgemma.model.stack import Stack
+from dgemma.training.canvases import Batch, CanvasSettings, make_batch
+from dgemma.training.objective import TokenLosses, token_losses
+from dgemma.training.report import NOISE_BINS, HeldOutReport, noise_bin
+from dgemma.training.stream import ExampleStream
+
+# Other noise than training's, should an example be in both.
+_SEED_CHANGE = 0x68656C64
+
+
+@dataclass
+class LossSums:
+    """Losses added up over batches, for means over supervised tokens."""
+
+    diffusion: float = 0.0
+    num_diffusion: float = 0.0
+    encoder: float = 0.0
+    num_encoder: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.by_noise = [(0.0, 0.0)] * NOISE_BINS
+
+    def add(self, losses: TokenLosses, batch: Batch) -> None:
+        rows = (losses.diffusion.detach() * batch.weights).sum(1).tolist()
+        counts = batch.weights.sum(1).tolist()
+        self.diffusion += sum(rows)
+        self.num_diffusion += sum(counts)
+        self.encoder += float((losses.encoder.detach() * batch.encoder_weights).sum())
+        self.num_encoder += float(batch.encoder_weights.sum())
+        for loss, count, level in zip(rows, counts, batch.noise.tolist(), strict=True):
+            at = noise_bin(level)
+            self.by_noise[at] = (self.by_noise[at][0] + loss, self.by_noise[at][1] + count)
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """Diffusion and encoder loss per supervised token."""
+        return self.diffusion / self.num_diffusion, self.encoder / self.num_encoder
+
+    @property
+    def noise_means(self) -> tuple[float | None, ...]:
+        return tuple(loss / count if count else None for loss, count in self.by_noise)
+
+
+@torch.no_grad()
+def look_at_held_out(
+    stack: Stack,
+    stream: ExampleStream,
+    settings: CanvasSettings,
+    *,
+    step: int,
+    num_examples: int,
+    batch_len: int,
+) -> HeldOutReport:
+    """Both losses over the first `num_examples` presentations of `stream`, `batch_len` at a time."""
+    started = time.monotonic()
+    quiet = replace(settings, seed=settings.seed ^ _SEED_CHANGE, pad_to=1, pad_chosen_to=1)
+    sums = LossSums()
+    # Not compiled: other shapes and no gradients would be graphs of their own, for a few forwards.
+    with torch.compiler.set_stance("force_eager"):
+        for first in range(0, num_examples, batch_len):
+            count = min(batch_len, num_examples - first)
+            batch = make_batch(stream.take(first, count), range(first, first + count), quiet)
+            batch = batch.to(stack.norm.weight.device)
+            sums.add(token_losses(stack, batch), batch)
+    diffusion, encoder = sums.means
+    return HeldOutReport(
+        step=step,
+        diffusion=diffusion,
+        encoder=encoder,
+        diffusion_by_noise=sums.noise_means,
+        examples=num_examples,
+        seconds=time.monotonic() - started,
+    )

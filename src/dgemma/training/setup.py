@@ -1,0 +1,147 @@
+"""From a recipe to everything a run needs: model, what is trained, data, and the way to compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dgemma.errors import InputError
+from dgemma.language_model import LanguageModel, load
+from dgemma.model.config import ModelConfig
+from dgemma.model.execution import Execution, default_execution
+from dgemma.model.lora import attach, lora_parameters
+from dgemma.training.canvases import CanvasSettings
+from dgemma.training.data_progress import Progress
+from dgemma.training.recipe import DataRecipe, Recipe
+from dgemma.training.records import RecordReader
+from dgemma.training.sources import open_source
+from dgemma.training.stream import ExampleStream
+from dgemma.training.weights import choose_trained
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# Beyond these the plain forms win: a copy of an expert's weights per block, and every attention score.
+MAX_BLOCK_WEIGHTS = 1 << 20
+MAX_EXPLICIT_TOKENS = 1024
+EXPERT_BLOCK = 128
+_PAD_CHOSEN = 256
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run, ready to begin."""
+
+    lm: LanguageModel  # adapted, if it is an adapter that is trained
+    trained: dict[str, nn.Parameter]
+    stream: ExampleStream
+    held_out: ExampleStream | None
+    canvases: CanvasSettings
+
+
+def prepare(recipe: Recipe, *, lm: LanguageModel | None = None, progress: Progress | None = None) -> Setup:
+    """Load, adapt and open. `lm`: a model already loaded, in place of `recipe.model`."""
+    dtype = DTYPES[recipe.precision]
+    if lm is None:
+        lm = load(recipe.model, dtype=_NAMES[dtype], device=recipe.device)
+    if lm.dtype != dtype:
+        raise InputError(f"precision is {recipe.precision!r}, but the model is in {lm.dtype}; load it so.")
+    _check_lengths(recipe, lm.config)
+    canvas_len = recipe.noise.canvas_len or lm.config.canvas_len
+    execution = training_execution(recipe, lm.config, lm.device)
+    if recipe.train == "lora":
+        # Factors in float32 are their own masters: products run in the model's dtype in any case.
+        stack = attach(lm.stack, recipe.lora, seed=recipe.seed, dtype=torch.float32)
+        trained = lora_parameters(stack)
+    else:
+        stack = lm.stack
+        trained = choose_trained(stack, recipe.freeze)
+    lm = lm.with_stack(stack.with_execution(execution))
+    if recipe.compile:
+        compile_layers(lm)
+    return Setup(
+        lm=lm,
+        trained=trained,
+        stream=open_stream(recipe.data, lm, recipe.seed, progress),
+        held_out=None
+        if recipe.held_out is None
+        else open_stream(recipe.held_out.data, lm, recipe.seed, progress),
+        canvases=CanvasSettings(
+            canvas_len=canvas_len,
+            vocab_size=lm.config.vocab_size,
+            fill_token=_fill_token(lm),
+            seed=recipe.seed,
+            self_conditioning=recipe.noise.self_conditioning,
+            pad_to=recipe.data.max_length if recipe.compile else 1,
+            pad_chosen_to=_PAD_CHOSEN if recipe.compile else 1,
+        ),
+    )
+
+
+_NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+
+
+def training_execution(recipe: Recipe, config: ModelConfig, device: torch.device) -> Execution:
+    """How to compute on this device: small experts in blocks, short texts with explicit attention."""
+    plain = default_execution(device, DTYPES[recipe.precision])
+    on_cpu = device.type == "cpu"
+    small = 2 * config.expert_size * config.hidden_size <= MAX_BLOCK_WEIGHTS
+    return Execution(
+        grouped_experts=plain.grouped_experts,
+        expert_block=EXPERT_BLOCK if on_cpu and small else None,
+        explicit_attention=on_cpu and recipe.data.max_length <= MAX_EXPLICIT_TOKENS,
+        recompute_layers=recipe.recompute,
+    )
+
+
+def compile_layers(lm: LanguageModel) -> None:
+    """Fuse layer by layer: one small graph per kind of layer and door, whatever the depth."""
+    execution = lm.stack.execution
+    if lm.dtype == torch.float32 and execution.expert_block is None:
+        raise InputError(
+            "compile is on with precision 'fp32', and torch cannot trace large experts in float32; "
+            "use precision: bf16, or compile: false."
+        )
+    from torch._dynamo import config
+
+    # Two kinds of layers, each encoded, denoised without and denoised with gradients, and again.
+    config.recompile_limit = max(config.recompile_limit, 16)
+    for layer in lm.stack.layers:
+        layer.compile(dynamic=False)
+
+
+def open_stream(
+    recipe: DataRecipe, lm: LanguageModel, seed: int, progress: Progress | None = None
+) -> ExampleStream:
+    reader = RecordReader(
+        tokenizer=lm.tokenizer if lm.has_tokenizer else None,
+        template=lm.chat_template if lm.has_tokenizer and lm.has_chat_template else None,
+        prompt_format=recipe.prompt_format,
+        max_length=recipe.max_length,
+        thinking=recipe.thinking,
+        vocab_size=lm.config.vocab_size,
+    )
+    data = recipe.records if recipe.path is None else recipe.path
+    assert data is not None
+    return ExampleStream(
+        open_source(data, reader, progress=progress),
+        seed=seed,
+        shuffle=recipe.shuffle,
+        buffer_len=recipe.shuffle_buffer,
+    )
+
+
+def _check_lengths(recipe: Recipe, config: ModelConfig) -> None:
+    canvas_len = recipe.noise.canvas_len or config.canvas_len
+    if recipe.data.max_length + canvas_len > config.max_positions:
+        raise InputError(
+            f"data.max_length is {recipe.data.max_length}; this model's {config.max_positions} positions "
+            f"leave {config.max_positions - canvas_len} before a last canvas. Lower it."
+        )
+
+
+def _fill_token(lm: LanguageModel) -> int:
+    """What stands behind an answer's end: eos, which generation stops at."""
+    if lm.has_tokenizer and lm.tokenizer.eos_id is not None:
+        return lm.tokenizer.eos_id
+    return lm.generation_defaults.end_tokens[0]
