@@ -11,8 +11,8 @@ from dgemma.model.head import Head
 
 # Shapes: n = positions, words = vocabulary.
 
-# Numbers of one block of logits: 64 M are 256 MB in fp32, held a few times over while it is worked on.
-MAX_LOGITS = 64 << 20
+# Numbers of one block of logits: 32 M are 134 MB in fp32, held a few times over while it is worked on.
+MAX_LOGITS = 32 << 20
 
 
 def block_rows(head: Head, max_logits: int = MAX_LOGITS) -> int:

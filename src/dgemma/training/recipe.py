@@ -159,7 +159,7 @@ class Recipe:
                 raise InputError(
                     f"micro_batch is {self.micro_batch}, batch is {self.batch}; it must divide batch."
                 )
-        _whole("seed", self.seed, 0, (1 << 63) - 1)
+        _whole("seed", self.seed, 0)
         known = ("embedding", "norms", *PARTS)
         for part in self.freeze:
             if part not in known:
@@ -169,13 +169,14 @@ class Recipe:
                 )
 
 
-def _whole(name: str, value: int, low: int, high: int | None = None) -> None:
-    if value < low or (high is not None and value > high):
-        rule = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise InputError(f"{name} is {value}; it must be {rule}.")
+def _whole(name: str, value: int, low: int) -> None:
+    good = isinstance(value, int) and not isinstance(value, bool)
+    if not good or not low <= value < 1 << 63:
+        raise InputError(f"{name} is {value!r}; it must be a whole number from {low} to {(1 << 63) - 1}.")
 
 
-def _real(name: str, value: float, low: float, high: float | None = None) -> None:
-    if not math.isfinite(value) or value < low or (high is not None and value > high):
-        rule = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
-        raise InputError(f"{name} is {value}; it must be a number {rule}.")
+def _real(name: str, value: float, low: float, high: float = math.inf) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not good or not low <= value <= high or value == math.inf:
+        rule = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+        raise InputError(f"{name} is {value!r}; it must be a number {rule}.")

@@ -1,4 +1,4 @@
-"""Recipes from files and from the command line: YAML or JSON by name, Python by running it.
+"""Recipes from files and from the command line: YAML or JSON by reading it, Python by running it.
 
 Types are checked against the recipe's own annotations; an unknown name is refused with a guess.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import reprlib
 import runpy
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +26,7 @@ def read_recipe(path: str | Path | None, changes: Sequence[str] = ()) -> Recipe:
         file = Path(path)
         if not file.is_file():
             raise InputError(f"{file} is not a file; give a recipe in YAML or Python, or name=value.")
-        given = _from_python(file) if file.suffix == ".py" else _from_yaml(file)
+        given = _from_python(file) if file.suffix == ".py" else _from_text(file)
     for change in changes:
         _set(given, change)
     missing = [name for name in ("model", "out", "data") if name not in given]
@@ -42,12 +44,25 @@ _LIKE = {"model": "my-model", "out": "runs/first", "data": "chats.jsonl"}
 def to_plain(value: Any) -> Any:
     """A recipe as plain data for JSON; records from Python are named by their type."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {
+            # However many records there are, and whatever they are made of, they are no part of the recipe.
+            name: _kind_of(part) if name == "records" and part is not None else to_plain(part)
+            for name, part in _fields_of(value).items()
+        }
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
     if value is None or isinstance(value, str | int | float | bool):
         return value
+    return _kind_of(value)
+
+
+def _kind_of(value: Any) -> str:
     return f"<{type(value).__name__}>"
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    """A section's entries; its own sections stay as they are."""
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
 
 
 def _from_python(file: Path) -> dict[str, Any]:
@@ -63,13 +78,6 @@ def _from_python(file: Path) -> dict[str, Any]:
     raise InputError(f"{file} defines no `recipe`: a Recipe, a dictionary, or a function that returns one.")
 
 
-def _fields_of(value: Any) -> dict[str, Any]:
-    return {
-        f.name: _fields_of(part) if dataclasses.is_dataclass(part := getattr(value, f.name)) else part
-        for f in dataclasses.fields(value)
-    }
-
-
 def _yaml() -> Any:
     try:
         import yaml
@@ -78,14 +86,19 @@ def _yaml() -> Any:
     return yaml
 
 
-def _from_yaml(file: Path) -> dict[str, Any]:
-    yaml = _yaml()
+def _from_text(file: Path) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise InputError(f"{file} is not UTF-8 text; it is no recipe.") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{file} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
+    # JSON is not quite a part of YAML: tabs, escaped pairs and control characters differ.
+    kind, parse = ("JSON", json.loads) if file.suffix == ".json" else ("YAML", _yaml().safe_load)
+    try:
+        found = parse(text)
+    except Exception as error:  # PyYAML lets ValueError, KeyError, AttributeError ... of bad scalars through
+        raise InputError(f"{file} is not valid {kind}: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(found, dict):
         raise InputError(f"{file} holds no recipe; write lines such as `model: my-model`.")
     return found
@@ -95,10 +108,10 @@ def _set(given: dict[str, Any], change: str) -> None:
     name, equals, text = change.partition("=")
     if not equals or not name:
         raise InputError(f"{change!r} is no change of the recipe; write name=value, for example steps=100.")
-    yaml = _yaml()
+    parse = _yaml().safe_load
     try:
-        value = yaml.safe_load(text) if text else ""
-    except yaml.YAMLError:
+        value = parse(text) if text else ""
+    except Exception:  # whatever is no YAML is text, such as @home or 2024-13-45
         value = text
     place = given
     *parents, leaf = name.split(".")
@@ -106,9 +119,9 @@ def _set(given: dict[str, Any], change: str) -> None:
         inner = place.get(parent)
         if isinstance(inner, str):  # `data: chats.jsonl` for short
             inner = {"path": inner}
-        if not isinstance(inner, dict):
-            inner = {}
-        place[parent] = inner = dict(inner)
+        if dataclasses.is_dataclass(inner):  # from a Python recipe
+            inner = _fields_of(inner)
+        place[parent] = inner = dict(inner) if isinstance(inner, Mapping) else {}
         place = inner
     place[leaf] = value
 
@@ -119,8 +132,9 @@ def _build(kind: type, given: Mapping[str, Any], where: str) -> Any:
     values = {}
     for name, value in given.items():
         if name not in known:
-            hint = suggestion(str(name), known)
-            raise InputError(f"the recipe has no {where}{name}{hint} Known: {', '.join(known)}.")
+            unknown = name if isinstance(name, str) else _shown(name)
+            hint = suggestion(unknown, known)
+            raise InputError(f"the recipe has no {where}{unknown}{hint} Known: {', '.join(known)}.")
         values[name] = _read(hints[name], value, f"{where}{name}")
     needed = [
         f.name
@@ -134,9 +148,10 @@ def _build(kind: type, given: Mapping[str, Any], where: str) -> Any:
     try:
         return kind(**values)
     except InputError as error:
-        text = str(error)
+        text, section = str(error), where[:-1]
         # The adapter's settings are also checked where no recipe is, and name no section.
-        raise InputError(text if text.startswith(where) or not where else f"{where[:-1]}: {text}") from None
+        named = not where or text.startswith((where, f"{section} "))
+        raise InputError(text if named else f"{section}: {text}") from None
 
 
 def _read(hint: Any, value: Any, name: str) -> Any:
@@ -149,33 +164,38 @@ def _read(hint: Any, value: Any, name: str) -> Any:
     if dataclasses.is_dataclass(hint):
         assert isinstance(hint, type)
         if isinstance(value, hint):
-            return value
+            value = _fields_of(value)  # Python checks no types: read it as if it were written
         if isinstance(value, str) and "path" in hint.__annotations__:
             value = {"path": value}
         if not isinstance(value, Mapping):
             raise InputError(
-                f"{name} is {value!r}; it has parts, such as {name}.{dataclasses.fields(hint)[0].name}."
+                f"{name} is {_shown(value)}; it has parts, such as {name}.{dataclasses.fields(hint)[0].name}."
             )
         return _build(hint, value, f"{name}.")
     if origin is Literal:
         if value not in get_args(hint):
             choices = [str(choice) for choice in get_args(hint)]
-            raise InputError(
-                f"{name} is {value!r}{suggestion(str(value), choices)} Choices: {', '.join(choices)}."
-            )
+            guess = suggestion(value, choices) if isinstance(value, str) else "."
+            raise InputError(f"{name} is {_shown(value)}{guess} Choices: {', '.join(choices)}.")
         return value
     if origin is tuple:
         return _read_tuple(hint, value, name)
     if origin is not None and issubclass(origin, Iterable):  # records
-        if isinstance(value, str | Mapping):
-            raise InputError(f"{name} is {value!r}; records come from a Python recipe. In YAML give a path.")
+        if isinstance(value, str | bytes | Mapping) or not _has_items(value):
+            raise InputError(
+                f"{name} is {_shown(value)}; records come from a Python recipe. In YAML give a path."
+            )
         return value
     return _read_plain(hint, value, name)
 
 
+def _has_items(value: Any) -> bool:
+    return isinstance(value, Iterable) or hasattr(value, "__getitem__")
+
+
 def _read_tuple(hint: Any, value: Any, name: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise InputError(f"{name} is {value!r}; give a list, such as [{_EXAMPLES.get(name, 'a, b')}].")
+        raise InputError(f"{name} is {_shown(value)}; give a list, such as [{_EXAMPLES.get(name, 'a, b')}].")
     args = get_args(hint)
     inner = args[:1] * len(value) if args[-1] is Ellipsis else args
     if len(inner) != len(value):
@@ -184,6 +204,7 @@ def _read_tuple(hint: Any, value: Any, name: str) -> tuple[Any, ...]:
 
 
 _EXAMPLES = {"optimizer.betas": "0.95, 0.99", "lora.targets": "attention, experts", "freeze": "router"}
+_MOST = (1 << 63) - 1
 _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -192,8 +213,22 @@ def _read_plain(kind: Any, value: Any, name: str) -> Any:
         # YAML reads 1e-4 as text, which nobody means.
         with contextlib.suppress(ValueError):
             value = float(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if type(value) is int and not -_MOST <= value <= _MOST:
+        raise InputError(f"{name} is a number of {value.bit_length()} bits; it must fit into 63.")
+    if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise InputError(f"{name} is {value!r}; it must be {_KINDS[kind]}.")
+        raise InputError(f"{name} is {_shown(value)}; it must be {_KINDS[kind]}.")
     return value
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 100, 100
+
+
+def _shown(value: Any) -> str:
+    """A value as a message has it. A few lines of YAML can make one of any size."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python refuses to write out a whole number of thousands of digits
+        return _kind_of(value)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
 
-from dgemma.errors import InputError
+from dgemma.errors import CheckpointError, InputError
 from dgemma.language_model import LanguageModel, load
 from dgemma.model.config import ModelConfig
 from dgemma.model.execution import Execution, default_execution
 from dgemma.model.lora import attach, lora_parameters
+from dgemma.text.chat_template import ChatTemplate
+from dgemma.text.tokenizer import Tokenizer
 from dgemma.training.canvases import CanvasSettings
 from dgemma.training.data_progress import Progress
 from dgemma.training.recipe import DataRecipe, Recipe
@@ -113,13 +117,37 @@ def compile_layers(lm: LanguageModel) -> None:
 def open_stream(
     recipe: DataRecipe, lm: LanguageModel, seed: int, progress: Progress | None = None
 ) -> ExampleStream:
+    tokenizer = lm.tokenizer if lm.has_tokenizer else None
+    template = lm.chat_template if lm.has_tokenizer and lm.has_chat_template else None
+    return _open_stream(recipe, tokenizer, template, lm.config.vocab_size, seed, progress)
+
+
+def open_stream_of_files(recipe: DataRecipe, path: Path, config: ModelConfig, seed: int) -> ExampleStream:
+    """The same without the model's weights: text is read with the files beside them."""
+    has_tokenizer = (path / "tokenizer.json").is_file()
+    tokenizer = Tokenizer.from_directory(path) if has_tokenizer else None
+    template = None
+    if tokenizer is not None:
+        with contextlib.suppress(CheckpointError):
+            template = ChatTemplate.from_directory(path, tokenizer)
+    return _open_stream(recipe, tokenizer, template, config.vocab_size, seed, None)
+
+
+def _open_stream(
+    recipe: DataRecipe,
+    tokenizer: Tokenizer | None,
+    template: ChatTemplate | None,
+    vocab_size: int,
+    seed: int,
+    progress: Progress | None,
+) -> ExampleStream:
     reader = RecordReader(
-        tokenizer=lm.tokenizer if lm.has_tokenizer else None,
-        template=lm.chat_template if lm.has_tokenizer and lm.has_chat_template else None,
+        tokenizer=tokenizer,
+        template=template,
         prompt_format=recipe.prompt_format,
         max_length=recipe.max_length,
         thinking=recipe.thinking,
-        vocab_size=lm.config.vocab_size,
+        vocab_size=vocab_size,
     )
     data = recipe.records if recipe.path is None else recipe.path
     assert data is not None

@@ -1,0 +1,103 @@
+"""Peak memory of a LoRA step against the estimate of `dgemma train --dry-run`.
+
+    python -m benchmarks.training_memory --layers 9              (released widths, nine of thirty layers)
+    python -m benchmarks.training_memory --preset medium
+
+The weights are random and made in memory, the step is the trainer's own: forward, backward, Adam; twice,
+since Adam's moments appear in the first. Measured is the rise of resident memory above a process that has
+imported torch and done a small step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks import record
+from dgemma.bench.memory import peak_growth_bytes
+from dgemma.checkpoint.load import place
+from dgemma.checkpoint.names import tensor_specs
+from dgemma.checkpoint.presets import PRESETS, layers
+from dgemma.language_model import LanguageModel
+from dgemma.model.config import ModelConfig
+from dgemma.model.rope import Rope
+from dgemma.model.stack import Stack
+from dgemma.training.example import Example, Span
+from dgemma.training.memory import estimate_step
+from dgemma.training.recipe import DataRecipe, Recipe
+from dgemma.training.trainer import Trainer
+
+CPU = torch.device("cpu")
+
+
+def random_model(config: ModelConfig) -> LanguageModel:
+    """Cheap random numbers: one block of them over and over; speed and quality do not matter here."""
+    block = (torch.randn(1 << 20) * 0.02).bfloat16()
+    stack = Stack(config, dtype=torch.bfloat16, device="meta")
+    for spec in tensor_specs(config):
+        tensor = torch.empty(spec.shape, dtype=torch.bfloat16)
+        if len(spec.shape) == 1:
+            tensor.fill_(1)
+        else:
+            flat = tensor.view(-1)
+            for at in range(0, len(flat), len(block)):
+                flat[at : at + len(block)] = block[: len(flat) - at]
+        place(stack, spec.path, tensor)
+    stack.rope = Rope(config, CPU)
+    return LanguageModel(stack)
+
+
+def recipe_of(args: argparse.Namespace, config: ModelConfig, out: str) -> Recipe:
+    tokens = torch.randint(config.vocab_size, (args.length,)).tolist()
+    example = Example(tuple(tokens), (Span(1, args.length),))
+    return Recipe(
+        model="random", out=out, data=DataRecipe(records=[example], max_length=args.length), batch=args.batch,
+        steps=2, recompute=args.recompute, tensorboard=False,
+    )  # fmt: skip
+
+
+def train(lm: LanguageModel, recipe: Recipe) -> None:
+    trainer = Trainer(recipe, lm=lm)
+    for _ in range(recipe.steps):
+        print(trainer._do_step())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, help="of the released geometry")
+    parser.add_argument("--preset", choices=PRESETS)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--recompute", action="store_true")
+    args = parser.parse_args()
+    config = PRESETS[args.preset or "26b"].config
+    if args.layers:
+        shape = {"head_dim": 256, "kv_heads": 8, "full_head_dim": 512, "full_kv_heads": 2}
+        config = replace(config, layers=layers(args.layers, **shape))
+    with tempfile.TemporaryDirectory() as scratch:
+        tiny = random_model(PRESETS["tiny"].config)
+        train(
+            tiny, recipe_of(argparse.Namespace(**{**vars(args), "length": 64}), tiny.config, scratch + "/a")
+        )
+        recipe = recipe_of(args, config, str(Path(scratch) / "b"))
+        estimate = estimate_step(config, recipe)
+        measured = peak_growth_bytes(lambda: train(random_model(config), recipe), CPU)
+    assert measured is not None
+    found = {
+        "layers": len(config.layers),
+        "estimate_bytes": {**vars(estimate), "total": estimate.total},
+        "measured_bytes": measured,
+        "measured_over_estimate": round(measured / estimate.total, 3),
+        "beyond_weights_measured_over_estimate": round(
+            (measured - estimate.weights) / (estimate.total - estimate.weights), 3
+        ),
+    }
+    record.write("training_memory", found)
+
+
+if __name__ == "__main__":
+    main()
