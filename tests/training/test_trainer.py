@@ -1,0 +1,357 @@
+"""A run is a function of its recipe and data: interrupted, divided or logged, its weights are the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dgemma
+from dgemma.checkpoint.presets import PRESETS
+from dgemma.checkpoint.random_weights import write_random
+from dgemma.errors import InputError, TrainingError
+from dgemma.training import trainer as trainer_module
+from dgemma.training.recipe import DataRecipe, HeldOutRecipe, OptimizerRecipe, Recipe, SavingRecipe
+from dgemma.training.report import HeldOutReport, StepReport, read_log
+from dgemma.training.trainer import Outcome, Trainer
+
+
+class Notes:
+    """A listener that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepReport] = []
+        self.looks: list[HeldOutReport] = []
+        self.states: list[int] = []
+        self.texts: list[str] = []
+
+    def step(self, report: StepReport) -> None:
+        self.steps.append(report)
+
+    def held_out(self, report: HeldOutReport) -> None:
+        self.looks.append(report)
+
+    def saved(self, step: int) -> None:
+        self.states.append(step)
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    write_random(path, PRESETS["tiny"].config, seed=3)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("data") / "sums.jsonl"
+    lines = [
+        json.dumps({"prompt": f"{a} and {b}?", "response": f"{a} and {b} make {a + b}. " * (1 + a)})
+        for a in range(4)
+        for b in range(4)
+    ]
+    file.write_text("\n".join(lines))
+    return str(file)
+
+
+def recipe_of(model: str, path: str, out: Path, **changes: Any) -> Recipe:
+    basic: dict[str, Any] = {
+        "model": model,
+        "out": str(out),
+        "data": DataRecipe(path=path, max_length=96),
+        "steps": 6,
+        "batch": 4,
+        "precision": "fp32",
+        "optimizer": OptimizerRecipe(learning_rate=1e-3),
+        "saving": SavingRecipe(every=2),
+        "tensorboard": False,
+    }
+    return Recipe(**{**basic, **changes})
+
+
+def finish(recipe: Recipe) -> dict[str, Tensor]:
+    trainer = Trainer(recipe)
+    assert trainer.run(Notes()) is Outcome.FINISHED
+    return trainer.directory.load_state(recipe.steps)[1]
+
+
+def stop_after(recipe: Recipe, step: int) -> None:
+    trainer = Trainer(recipe)
+    notes = Notes()
+    assert trainer.run(notes, lambda: len(notes.steps) == step) is Outcome.INTERRUPTED
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "lora, fp32": {},
+    "lora, bf16": {"precision": "bf16"},
+    "all, fp32, accumulated": {"train": "all", "micro_batch": 2},
+    "all, bf16 over fp32 masters": {"train": "all", "precision": "bf16", "freeze": ()},
+    "lora, bf16, recomputed": {"precision": "bf16", "recompute": True},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_interrupted_and_resumed_run_gives_the_same_bits(
+    way: str, model: str, data: str, tmp_path: Path
+) -> None:
+    whole = finish(recipe_of(model, data, tmp_path / "whole", **WAYS[way]))
+    pieces = recipe_of(model, data, tmp_path / "pieces", **WAYS[way])
+    stop_after(pieces, random.Random(way).randrange(1, 6))
+    assert same(finish(pieces), whole)
+    logs = [read_log(tmp_path / name / "log.jsonl") for name in ("whole", "pieces")]
+    assert [(r.step, r.diffusion, r.encoder) for r in logs[0]] == [
+        (r.step, r.diffusion, r.encoder) for r in logs[1]
+    ]
+
+
+def test_other_seeds_and_data_give_other_bits(model: str, data: str, tmp_path: Path) -> None:
+    first = finish(recipe_of(model, data, tmp_path / "a"))
+    assert not same(first, finish(recipe_of(model, data, tmp_path / "b", seed=1)))
+
+
+def test_a_killed_run_goes_on_from_its_last_state_to_the_same_bits(
+    model: str, data: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "killed"
+    recipe = recipe_of(model, data, out, steps=40, saving=SavingRecipe(every=3))
+    command = [
+        sys.executable, "-m", "dgemma.cli.main", "train", f"model={model}", f"data.path={data}",
+        "data.max_length=96", f"out={out}", "steps=40", "batch=4", "precision=fp32",
+        "optimizer.learning_rate=1e-3", "saving.every=3", "tensorboard=false",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        until = time.monotonic() + 120
+        while not list(out.glob("states/step-0*/state.json")):
+            assert time.monotonic() < until
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    resumed = Trainer(recipe)
+    assert 0 < resumed.start_step < 40
+    assert same(finish(recipe), finish(replace(recipe, out=str(tmp_path / "whole"))))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_the_command_stops_after_its_step_when_asked_and_goes_on(
+    model: str, data: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "asked"
+    command = [
+        sys.executable, "-m", "dgemma.cli.main", "train", f"model={model}", f"data={data}",
+        "data.max_length=96", f"out={out}", "steps=400", "batch=4", "precision=fp32",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not (out / "log.jsonl").exists() or not (out / "log.jsonl").read_text():
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.wait() == 130, said
+    assert "the same command goes on" in said
+    steps = [report.step for report in read_log(out / "log.jsonl")]
+    done = subprocess.run([*command, f"steps={steps[-1]}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"steps was 400 and is {steps[-1]}" in done.stderr
+
+
+def gradients(recipe: Recipe) -> dict[str, Tensor]:
+    """Of the first step, before the optimizer has them."""
+    trainer = Trainer(recipe)
+    found: dict[str, Tensor] = {}
+
+    def keep(rate: float) -> float:
+        found.update({n: m.grad.clone() for n, m in trainer._weights.masters.items() if m.grad is not None})
+        return 1.0
+
+    trainer._optimizer.step = keep  # type: ignore[method-assign]
+    trainer._do_step()
+    return found
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+def test_the_division_of_a_step_into_forwards_changes_nothing_but_rounding(
+    micro_batch: int, model: str, data: str, tmp_path: Path
+) -> None:
+    recipe = recipe_of(model, data, tmp_path, train="all", freeze=(), batch=8)
+    whole = gradients(recipe)
+    parts = gradients(replace(recipe, micro_batch=micro_batch))
+    assert whole.keys() == parts.keys()
+    for name, expected in whole.items():
+        torch.testing.assert_close(parts[name], expected, atol=2e-6, rtol=1e-4)
+
+
+def test_recomputing_and_small_model_forms_change_nothing_but_rounding(
+    model: str, data: str, tmp_path: Path
+) -> None:
+    recipe = recipe_of(model, data, tmp_path, train="all", freeze=())
+    plain = gradients(recipe)
+    again = gradients(replace(recipe, recompute=True))
+    # Longer texts turn the explicit attention off.
+    longer = gradients(replace(recipe, data=replace(recipe.data, max_length=1025)))
+    for name, expected in plain.items():
+        torch.testing.assert_close(again[name], expected, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(longer[name], expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
+def test_a_compiled_run_follows_the_plain_one_and_resumes_to_the_same_bits(
+    data: str, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    config = PRESETS["tiny"].config  # one layer: each kind of layer and door is a graph to compile
+    write_random(small, replace(config, layers=config.layers[-1:]), seed=3)
+    recipe = recipe_of(str(small), data, tmp_path / "plain", steps=3)
+    finish(recipe)
+    compiled = replace(recipe, out=str(tmp_path / "compiled"), compile=True)
+    whole = finish(compiled)
+    pieces = replace(compiled, out=str(tmp_path / "pieces"))
+    stop_after(pieces, 2)
+    assert same(finish(pieces), whole)
+    plain, fused = (read_log(tmp_path / name / "log.jsonl") for name in ("plain", "compiled"))
+    for a, b in zip(plain, fused, strict=True):
+        assert a.diffusion == pytest.approx(b.diffusion, abs=1e-3)
+        assert a.encoder == pytest.approx(b.encoder, abs=1e-3)
+
+
+@pytest.mark.parametrize("train", ["lora", "all"])
+def test_a_model_learns_what_it_is_shown_and_its_result_is_usable(
+    train: str, model: str, tmp_path: Path
+) -> None:
+    record = {"prompt": "Say it.", "response": "The sea is blue."}
+    recipe = recipe_of(
+        model, "-", tmp_path, data=DataRecipe(records=[record], max_length=64), train=train, steps=60,
+        optimizer=OptimizerRecipe(learning_rate=1e-2 if train == "lora" else 3e-3),
+        held_out=HeldOutRecipe(data=DataRecipe(records=[record], max_length=64), every=30, examples=8),
+    )  # fmt: skip
+    trainer = Trainer(recipe)
+    notes = Notes()
+    trainer.run(notes)
+    assert [look.step for look in notes.looks] == [0, 30, 60]
+    assert notes.looks[-1].encoder < 0.2 * notes.looks[0].encoder
+    assert notes.looks[-1].diffusion < 0.5 * notes.looks[0].diffusion
+    written = tmp_path / ("adapter" if train == "lora" else "model")
+    lm = dgemma.load(
+        model if train == "lora" else written,
+        dtype="float32",
+        adapter=written if train == "lora" else None,
+    )
+    assert lm.chat("Say it.", decode="causal", temperature=0, max_tokens=16).text == "The sea is blue."
+    assert (tmp_path / "curves.svg").read_text().startswith("<svg")
+
+
+def test_frozen_parts_and_the_base_under_an_adapter_do_not_change(
+    model: str, data: str, tmp_path: Path
+) -> None:
+    before = dgemma.load(model, dtype="float32").stack.state_dict()
+    trainer = Trainer(recipe_of(model, data, tmp_path / "all", train="all", freeze=("router", "norms")))
+    trainer.run(Notes())
+    after = trainer.lm.stack.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    kept = ("router.", "norm.weight", "before_", "after_", "_scalar")
+    assert changed == {
+        n for n in before if not any(k in n for k in kept) or "self_conditioning" in n or "_norm" in n
+    }
+    trainer = Trainer(recipe_of(model, data, tmp_path / "lora"))
+    trainer.run(Notes())
+    base = trainer.lm.without_adapter().stack.state_dict()
+    assert all(torch.equal(base[name], before[name]) for name in before)
+
+
+def test_held_out_data_is_looked_at_with_the_same_noise_each_time(
+    model: str, data: str, tmp_path: Path
+) -> None:
+    held_out = HeldOutRecipe(data=DataRecipe(path=data, max_length=96), every=2, examples=6)
+    still = OptimizerRecipe(learning_rate=0.0)
+    notes = Notes()
+    Trainer(recipe_of(model, data, tmp_path, held_out=held_out, optimizer=still, steps=4)).run(notes)
+    assert len({(look.diffusion, look.encoder, look.diffusion_by_noise) for look in notes.looks}) == 1
+    assert len(notes.looks) == 3
+
+
+def test_another_recipe_or_other_data_does_not_go_on_with_a_run(
+    model: str, data: str, tmp_path: Path
+) -> None:
+    recipe = recipe_of(model, data, tmp_path)
+    finish(recipe)
+    with pytest.raises(InputError, match=r"optimizer.learning_rate was 0.001 and is 0.5"):
+        Trainer(replace(recipe, optimizer=OptimizerRecipe(learning_rate=0.5)))
+    Trainer(replace(recipe, saving=SavingRecipe(every=1)))  # changes no bit of the result
+    with pytest.raises(InputError, match="steps was 6 and is 8"):
+        Trainer(replace(recipe, steps=8))
+    shorter = tmp_path / "shorter.jsonl"
+    shorter.write_text("\n".join(Path(data).read_text().splitlines()[:9]))
+    state = next((tmp_path / "states").glob("step-00000006/state.json"))
+    state.write_text(state.read_text().replace(data, str(shorter)))
+    with pytest.raises(InputError, match="had 16 records when this run began and has 9 now"):
+        Trainer(replace(recipe, data=replace(recipe.data, path=str(shorter))))
+
+
+def test_a_constant_rate_lets_a_run_be_made_longer(model: str, data: str, tmp_path: Path) -> None:
+    constant = OptimizerRecipe(decay="constant", warmup=0)
+    long = finish(recipe_of(model, data, tmp_path / "long", optimizer=constant, steps=8))
+    finish(recipe_of(model, data, tmp_path / "short", optimizer=constant, steps=5))
+    assert same(finish(recipe_of(model, data, tmp_path / "short", optimizer=constant, steps=8)), long)
+
+
+def test_gradients_that_are_not_finite_change_nothing_and_end_a_run_that_has_only_them(
+    model: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of(model, data, tmp_path, steps=30)
+    trainer = Trainer(recipe)
+    before = {name: master.detach().clone() for name, master in trainer._weights.masters.items()}
+    right = trainer_module.token_losses
+    monkeypatch.setattr(
+        trainer_module, "token_losses",
+        lambda *a: (lambda found: type(found)(found.diffusion * float("nan"), found.encoder))(right(*a)),
+    )  # fmt: skip
+    notes = Notes()
+    with pytest.raises(TrainingError, match="last 10 steps were not finite; lower optimizer.learning_rate"):
+        trainer.run(notes)
+    assert len(notes.texts) == 9
+    assert "step 1: gradients are not finite" in notes.texts[0]
+    assert same(before, {name: m.detach() for name, m in trainer._weights.masters.items()})
+
+
+def test_a_finished_run_may_be_asked_again(model: str, data: str, tmp_path: Path) -> None:
+    recipe = recipe_of(model, data, tmp_path, train="all")
+    first = finish(recipe)
+    assert same(finish(recipe), first)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": DataRecipe(records=[{"text": "x"}], max_length=8192)}, "8192 positions leave 8160"),
+        ({"train": "all", "freeze": ("embedding", "norms", "attention", "mlp", "experts", "router",
+                                    "self_conditioning")}, "leaves nothing to train"),
+    ],
+)  # fmt: skip
+def test_recipes_that_do_not_fit_the_model_are_refused(
+    changes: dict[str, Any], message: str, model: str, data: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        Trainer(recipe_of(model, data, tmp_path, **changes))
+
+
+def test_a_model_in_another_precision_is_refused(model: str, data: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"precision is 'fp32', but the model is in torch.bfloat16"):
+        Trainer(recipe_of(model, data, tmp_path), lm=dgemma.load(model))
