@@ -41,7 +41,6 @@ def lm(path: Path) -> LanguageModel:
 
 
 def adapter(lm: LanguageModel, **options: Any) -> Any:
-    pytest.importorskip("lm_eval")
     return lm_eval_adapter.DgemmaLM(lm, **{"max_denoising_steps": 2, **options})
 
 
@@ -272,7 +271,6 @@ def test_names_for_lm_evals_books(lm: LanguageModel, path: Path) -> None:
 def test_what_the_model_cannot_be_made_of_is_refused(
     make: Callable[[LanguageModel], dict[str, Any]], message: str, lm: LanguageModel
 ) -> None:
-    pytest.importorskip("lm_eval")
     with pytest.raises(dgemma.DgemmaError, match=message):
         lm_eval_adapter.DgemmaLM(**make(lm))
 
@@ -300,7 +298,6 @@ def test_a_tokenizer_without_beginning_and_end_is_refused(
 @pytest.fixture
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Three tasks over a local file: choosing, answering, and perplexity."""
-    pytest.importorskip("lm_eval")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     docs = [{"q": f"{n} + 1 is", "choices": [" one", " 2", " three"], "gold": n % 3} for n in range(5)]
@@ -402,7 +399,6 @@ def test_without_lm_eval_it_says_how_it_is_installed(
 
 
 def test_the_command_is_lm_evals_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("lm_eval")
     import lm_eval.__main__
 
     ran: list[bool] = []

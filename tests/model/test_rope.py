@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -44,3 +47,27 @@ def test_rotation_keeps_length_and_depends_on_distance_only() -> None:
 
     assert score(70, 60) == pytest.approx(score(1010, 1000), abs=1e-4)
     assert score(70, 60) != pytest.approx(score(70, 50), abs=1e-3)
+
+
+def test_the_first_vector_function_of_a_process_runs_on_one_number() -> None:
+    """Called first by two threads at once, MKL's cosine was wrong in the fourth digit for one of them."""
+    code = """
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from dgemma.checkpoint.presets import PRESETS
+from dgemma.model.rope import Rope
+
+class Sizes(TorchDispatchMode):
+    found = []
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._opname in ("cos", "sin", "tanh", "exp", "log"):
+            self.found.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+with Sizes() as sizes:
+    config = PRESETS["tiny"].config
+    rope = Rope(config, torch.device("cpu"))
+    rope(torch.arange(64)[None], config.kinds[0], torch.float32)
+assert sizes.found[0] == 1 and max(sizes.found) > 1, sizes.found
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

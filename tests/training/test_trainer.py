@@ -213,9 +213,7 @@ def test_recomputing_and_small_model_forms_change_nothing_but_rounding(
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
-def test_a_compiled_run_follows_the_plain_one_and_resumes_to_the_same_bits(
-    data: str, tmp_path: Path
-) -> None:
+def test_a_compiled_run_follows_the_plain_one_and_resumes_to_the_same_bits(data: str, tmp_path: Path) -> None:
     small = tmp_path / "small"
     config = PRESETS["tiny"].config  # one layer: each kind of layer and door is a graph to compile
     write_random(small, replace(config, layers=config.layers[-1:]), seed=3)
@@ -324,7 +322,7 @@ def test_gradients_that_are_not_finite_change_nothing_and_end_a_run_that_has_onl
         lambda *a: (lambda found: type(found)(found.diffusion * float("nan"), found.encoder))(right(*a)),
     )  # fmt: skip
     notes = Notes()
-    with pytest.raises(TrainingError, match="last 10 steps were not finite; lower optimizer.learning_rate"):
+    with pytest.raises(TrainingError, match="last 10 steps were not finite"):
         trainer.run(notes)
     assert len(notes.texts) == 9
     assert "step 1: gradients are not finite" in notes.texts[0]

@@ -45,7 +45,7 @@ def write_random(
 def _chunks(spec: TensorSpec, dtype: str, seed: int) -> Iterator[Any]:
     # Seeded by name, so that a tensor does not depend on the order of writing.
     generator = torch.Generator().manual_seed(seed * 1_000_003 + zlib.crc32(spec.name.encode()))
-    mean, spread = _distribution(spec)
+    mean, spread = distribution(spec)
     left = spec.size
     while left:
         numbers = torch.randn(min(left, _CHUNK), generator=generator) * spread + mean
@@ -53,7 +53,7 @@ def _chunks(spec: TensorSpec, dtype: str, seed: int) -> Iterator[Any]:
         yield numbers.to(TORCH_DTYPES[dtype]).view(torch.uint8).numpy()
 
 
-def _distribution(spec: TensorSpec) -> tuple[float, float]:
+def distribution(spec: TensorSpec) -> tuple[float, float]:
     """Mean and spread that keep a random model calm.
 
     Query norms near 1 with score scale 1 make attention nearly one-hot, and unscaled residual

@@ -27,6 +27,9 @@ class Rope(nn.Module):
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         super().__init__()
+        # MKL sets its vector functions up at their first call. If two threads make that call at once, one
+        # may compute with four digits (seen in one process of twenty); one number is one thread.
+        torch.ones(1).cos()
         for kind in config.kinds:
             shape = config.rope[kind]
             frequencies = inverse_frequencies(config.head_dim(kind), shape.theta, shape.rotated_share)

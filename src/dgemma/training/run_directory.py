@@ -60,12 +60,16 @@ class RunDirectory:
             yield
 
     def write_recipe(self, recipe: dict[str, Any]) -> None:
-        write_json(self.path / "recipe.json", recipe)
+        try:
+            write_json(self.path / "recipe.json", recipe)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be written: {error.strerror}.") from None
 
     def states(self) -> list[int]:
         """The steps whose state is kept, in order."""
         found = (self.path / "states").glob(f"{_PREFIX}*/state.json")
-        return sorted(int(file.parent.name.removeprefix(_PREFIX)) for file in found)
+        names = (file.parent.name.removeprefix(_PREFIX) for file in found)
+        return sorted(int(name) for name in names if name.isdecimal())  # not those half written
 
     def save_state(self, step: int, facts: dict[str, Any], tensors: Mapping[str, Tensor], keep: int) -> None:
         """A state appears under its name only when it is whole; older ones but `keep` go."""
@@ -81,7 +85,7 @@ class RunDirectory:
         except OSError as error:
             raise CheckpointError(f"{target} cannot be written: {error.strerror}.") from None
         for old in self.states()[:-keep]:
-            shutil.rmtree(self._state(old))
+            shutil.rmtree(self._state(old), ignore_errors=True)
 
     def load_state(self, step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         directory = self._state(step)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dgemma.checkpoint.names import tensor_specs
-from dgemma.errors import InputError
+from dgemma.errors import CheckpointError, InputError
 from dgemma.model.stack import Stack
 from dgemma.training.recipe import OptimizerRecipe
 
@@ -118,6 +118,14 @@ class Optimizer:
         return found
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, master in self._weights.masters.items():
+            stored = tensors.get(f"master.{name}")
+            if stored is None or stored.shape != master.shape:
+                found = "nothing" if stored is None else f"shape {list(stored.shape)}"
+                raise CheckpointError(
+                    f"the run's state has {found} for {name}; it takes shape {list(master.shape)}. The state "
+                    "is of another model: give another out."
+                )
         self._weights.restore({name: tensors[f"master.{name}"] for name in self._weights.masters})
         for name, master in self._weights.masters.items():
             keys = ("step", "exp_avg", "exp_avg_sq")
