@@ -16,7 +16,8 @@ from dgemma.machine import inspect_machine, package_versions
 RESULTS = Path(__file__).parent / "results"
 
 
-def write(name: str, findings: dict[str, Any]) -> None:
+def write(name: str, findings: dict[str, Any], suffix: str = "") -> None:
+    """A file per day, benchmark and, where one has several settings worth keeping, `suffix`."""
     machine = inspect_machine()
     result = {
         "date": datetime.date.today().isoformat(),
@@ -35,4 +36,4 @@ def write(name: str, findings: dict[str, Any]) -> None:
     text = json.dumps(result, indent=2)
     print(text)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{result['date']}-{name}.json").write_text(text + "\n")
+    (RESULTS / f"{result['date']}-{name}{suffix}.json").write_text(text + "\n")

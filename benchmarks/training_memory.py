@@ -96,7 +96,8 @@ def main() -> None:
             (measured - estimate.weights) / (estimate.total - estimate.weights), 3
         ),
     }
-    record.write("training_memory", found)
+    suffix = f"-{args.preset or '26b'}-{len(config.layers)}" + ("-recompute" if args.recompute else "")
+    record.write("training_memory", found, suffix)
 
 
 if __name__ == "__main__":

@@ -303,3 +303,8 @@ def test_differences_are_named_with_both_values(
     before: dict[str, Any], now: dict[str, Any], found: list[str]
 ) -> None:
     assert differences(before, now) == found
+
+
+def test_a_recipe_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere cannot be written: No such file"):
+        RunDirectory(tmp_path / "nowhere").write_recipe({})

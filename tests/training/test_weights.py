@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dgemma.checkpoint.names import tensor_specs
-from dgemma.errors import InputError
+from dgemma.errors import CheckpointError, InputError
 from dgemma.model.lora import PARTS
 from dgemma.model.stack import Stack
 from dgemma.training.recipe import OptimizerRecipe
@@ -304,3 +304,17 @@ def test_a_state_before_the_first_step_restores_too() -> None:
         its.collect_gradients()
         mine.step(0.01)
     assert same(copies(trained), copies(other))
+
+
+@pytest.mark.parametrize("change", ["missing", "misshapen"])
+def test_a_state_of_another_model_is_refused_before_anything_changes(change: str) -> None:
+    weights, adam, _ = optimizer(parameters(FP32))
+    held = {name: tensor.clone() for name, tensor in adam.tensors().items()}
+    if change == "missing":
+        del held["master.bank"]
+    else:
+        held["master.bank"] = torch.zeros(4)  # would broadcast
+    before = {name: master.detach().clone() for name, master in weights.masters.items()}
+    with pytest.raises(CheckpointError, match=r"for bank; it takes shape \[2, 3, 4\]"):
+        adam.restore(held)
+    assert all(torch.equal(before[name], master) for name, master in weights.masters.items())

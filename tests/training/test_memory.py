@@ -1,0 +1,103 @@
+"""The estimate of a step is the step: what is alive is counted, and what is freed is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dgemma.checkpoint.census import take_census
+from dgemma.checkpoint.presets import PRESETS, layers
+from dgemma.model.lora import LoraSettings
+from dgemma.training.memory import BYTES_4BIT, estimate_step, peak_bytes, with_4bit_base
+from dgemma.training.recipe import DataRecipe, Recipe
+
+MB = 1 << 20
+
+
+def new(megabytes: int) -> torch.Tensor:
+    return torch.zeros(megabytes * MB // 4)
+
+
+def test_the_peak_counts_what_lives_at_once() -> None:
+    def run() -> None:
+        a = new(3)
+        b = a + 1  # 6 alive
+        del a
+        c = b * 2  # 6 again
+        c += 1  # in place
+        c.view(-1, 4).transpose(0, 1)  # a view
+        del b, c
+        new(5)
+
+    assert peak_bytes(run) == 6 * MB
+
+
+def test_what_autograd_keeps_is_alive_until_backward_frees_it() -> None:
+    weight = torch.ones(MB // 4, requires_grad=True)
+
+    def run(chain: int) -> None:
+        x = weight
+        for _ in range(chain):
+            x = x.sin()  # keeps its input
+        x.sum().backward()
+
+    assert peak_bytes(lambda: run(10)) >= 10 * MB
+    assert peak_bytes(lambda: run(20)) - peak_bytes(lambda: run(10)) == 10 * MB
+    weight.grad = None
+
+    def without() -> None:
+        with torch.no_grad():
+            run_x = weight
+            for _ in range(10):
+                run_x = run_x.sin()
+
+    assert peak_bytes(without) == 2 * MB
+
+
+def recipe_of(**changes: object) -> Recipe:
+    basic = {"model": "m", "out": "o", "data": DataRecipe(path="d", max_length=64), "batch": 2}
+    return Recipe(**{**basic, **changes})  # type: ignore[arg-type]
+
+
+def test_weights_and_optimizer_are_counted_to_the_byte() -> None:
+    config = PRESETS["tiny"].config
+    census = take_census(config)
+    lora = estimate_step(config, recipe_of())
+    factors = lora.trained // 8  # two moments of four bytes
+    frequencies = sum(config.head_dim(kind) // 2 * 4 for kind in config.kinds)
+    assert lora.weights == census.total_parameters * 2 + factors * 4 + frequencies
+    whole = estimate_step(config, recipe_of(train="all", freeze=()))
+    trained = census.total_parameters - 2 * len(config.layers)  # all but the scalars
+    assert whole.weights == census.total_parameters * 2 + frequencies
+    assert whole.trained == trained * 12  # a master and two moments
+    exact = estimate_step(config, recipe_of(train="all", freeze=(), precision="fp32"))
+    assert exact.trained == trained * 8  # float32 weights are their own masters
+
+
+def test_more_examples_longer_texts_and_keeping_cost_more() -> None:
+    config = PRESETS["tiny"].config
+    one = estimate_step(config, recipe_of()).activations
+    assert estimate_step(config, recipe_of(batch=4)).activations > 1.6 * one
+    assert estimate_step(config, recipe_of(batch=4, micro_batch=2)).activations == one
+    longer = DataRecipe(path="d", max_length=128)
+    assert estimate_step(config, recipe_of(data=longer)).activations > 1.4 * one
+    deep = replace(config, layers=layers(12, head_dim=16, kv_heads=2, full_head_dim=32, full_kv_heads=1))
+    kept = estimate_step(deep, recipe_of()).activations
+    assert estimate_step(deep, recipe_of(recompute=True)).activations < 0.5 * kept
+    small = recipe_of(lora=LoraSettings(rank=4, expert_rank=0))
+    assert estimate_step(config, small).trained < estimate_step(config, recipe_of()).trained
+
+
+def test_a_four_bit_base_packs_its_matrices_and_unpacks_one() -> None:
+    config = PRESETS["tiny"].config
+    recipe = recipe_of()
+    plain = estimate_step(config, recipe)
+    packed = with_4bit_base(plain, config, recipe)
+    parts = take_census(config).parameters_by_part
+    matrices = parts["experts"] + parts["shared_mlp"] + parts["attention"] + parts["self_conditioning"]
+    saved = plain.weights - packed.weights
+    assert saved == pytest.approx(matrices * (2 - BYTES_4BIT), rel=0.02)  # less the norms among them
+    assert packed.activations - plain.activations == 8 * 64 * 64 * 2  # gate and up of all experts
+    assert packed.trained == plain.trained
