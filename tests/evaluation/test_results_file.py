@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dgemma
-from dgemma import Answer, InputError, LanguageModel
+from dgemma import Answer, InputError, LanguageModel, LoraSettings
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.evaluation.fingerprint import fingerprint
@@ -189,3 +189,8 @@ def test_marks_tell_examples_apart_where_they_can() -> None:
 def test_seeds_are_fixed_for_good() -> None:
     """Files of earlier versions must go on with the same seeds."""
     assert [seed_of(5, 0), seed_of(5, 1), seed_of(6, 0)] == [1465283036, 3101376431, 2369882140]
+
+
+def test_adapters_and_their_scales_have_fingerprints_of_their_own(lm: LanguageModel) -> None:
+    models = [lm, *(lm.with_adapter(LoraSettings(alpha=alpha)) for alpha in (8.0, 16.0))]
+    assert len({fingerprint(model) for model in models}) == 3

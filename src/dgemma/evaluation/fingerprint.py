@@ -19,4 +19,7 @@ def fingerprint(lm: LanguageModel) -> str:
         sample = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES]
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
         digest.update(sample.cpu().double().numpy().tobytes())
+    for name, module in lm.stack.named_modules():
+        if hasattr(module, "alpha"):  # of an adapter: it scales what the tensors say
+            digest.update(f"{name} {module.alpha}".encode())
     return digest.hexdigest()[:16]
