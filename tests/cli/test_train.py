@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
+from dgemma.cli import train
 from dgemma.cli.main import main
+from dgemma.training.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +88,12 @@ def test_faults_in_the_data_are_listed_with_their_place(
     assert f"{bad}:2" in err
     assert "did you mean 'response'?" in err
     assert "the data has faults; repair them first." in err
+
+
+def test_help_names_every_entry_of_a_recipe() -> None:
+    listed = train.EXAMPLES.split("examples:")[0]
+    for field in fields(Recipe):
+        assert re.search(rf"\b{field.name}\b", listed), field.name
 
 
 @pytest.mark.parametrize(

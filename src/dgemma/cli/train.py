@@ -19,6 +19,12 @@ from dgemma.errors import InputError
 
 HELP = "fine-tune a model, resumably"
 EXAMPLES = (
+    "entries of a recipe (docs/training.md has them with their parts and defaults):\n"
+    "  model, out, data, held_out     the checkpoint, the run's directory, what is learned, what is not\n"
+    "  train, freeze, lora            an adapter (lora) or all weights; parts left alone; ranks and targets\n"
+    "  noise, optimizer               canvas and self-conditioning; learning rate, decay, clipping\n"
+    "  steps, batch, micro_batch      steps; examples per step, and per forward\n"
+    "  precision, device, compile, recompute, seed, saving, tensorboard\n\n"
     "examples:\n"
     "  dgemma train recipe.yaml\n"
     "  dgemma train recipe.yaml steps=500 optimizer.learning_rate=1e-4 out=runs/second\n"
