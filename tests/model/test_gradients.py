@@ -63,7 +63,7 @@ def test_context_straight_from_encode_equals_the_cache_and_carries_gradients() -
     empty = lm.new_cache(2).context()
     _, fresh = lm.stack.encode(prompt, empty)
     kinds = lm.config.kinds
-    direct = lm.stack.denoise(canvas, context_of_fresh(fresh, kinds, [20, 11]))
+    direct = lm.stack.denoise(canvas, context_of_fresh(fresh, kinds, torch.tensor([20, 11])))
     cache = lm.new_cache(2)
     lm.encode(prompt, cache, lengths=[20, 11])
     torch.testing.assert_close(direct, lm.denoise(canvas, cache), atol=1e-5, rtol=0)

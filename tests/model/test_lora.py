@@ -27,8 +27,9 @@ from dgemma.model.lora import (
 )
 from dgemma.model.lora_weight import LoraBank, LoraMatrix, LowRank
 from dgemma.model.stack import Stack
-from dgemma.model.weight import ALL, Matrix, MatrixBank, PlainBank, PlainMatrix
+from dgemma.model.weight import Matrix, MatrixBank, PlainBank, PlainMatrix
 from fake_cuda import DEVICE, FakeCuda
+from int8_weight import Int8Matrix
 from oracle import CASES, Case, calm_oracle, make_oracle, make_ours, tokens
 
 CASE = CASES[0]
@@ -40,36 +41,6 @@ FORMS = {
     "in blocks": Execution(expert_block=4),
 }
 every_form = pytest.mark.parametrize("execution", FORMS.values(), ids=list(FORMS))
-
-
-class Int8Matrix(Matrix):
-    """A base that holds no floating-point matrix at all."""
-
-    def __init__(self, plain: PlainMatrix) -> None:
-        super().__init__()
-        self.in_features, self.out_features = plain.in_features, plain.out_features
-        self.scale = nn.Buffer(plain.weight.abs().amax(1, keepdim=True) / 127)
-        self.codes = nn.Buffer((plain.weight / self.scale).round().to(torch.int8))
-
-    def wide(self) -> Tensor:
-        return self.codes * self.scale
-
-    def multiply(self, x: Tensor, rows: slice = ALL) -> Tensor:
-        return x @ self.wide()[rows].T
-
-    def gather_rows(self, ids: Tensor) -> Tensor:
-        return self.wide()[ids]
-
-    def mix_rows(self, shares: Tensor, rows: slice = ALL) -> Tensor:
-        return shares @ self.wide()[rows]
-
-    @property
-    def nbytes(self) -> int:
-        return self.codes.nbytes + self.scale.nbytes
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.scale.dtype
 
 
 class Int8Bank(MatrixBank):

@@ -7,40 +7,11 @@ from torch import Tensor, nn
 
 from dgemma.language_model import LanguageModel
 from dgemma.model.config import LayerKind
-from dgemma.model.weight import ALL, Matrix, MatrixBank, PlainBank, PlainMatrix
+from dgemma.model.weight import MatrixBank, PlainBank, PlainMatrix
+from int8_weight import Int8Matrix
 from oracle import CASES, make_oracle, make_ours, tokens
 
 CASE = CASES[0]
-
-
-class Int8Matrix(Matrix):
-    """A weight that holds no floating-point matrix at all, as a quantized format would."""
-
-    def __init__(self, plain: PlainMatrix) -> None:
-        super().__init__()
-        self.in_features, self.out_features = plain.in_features, plain.out_features
-        self.scale = nn.Buffer(plain.weight.abs().amax(1, keepdim=True) / 127)
-        self.codes = nn.Buffer((plain.weight / self.scale).round().to(torch.int8))
-
-    def _wide(self) -> Tensor:
-        return self.codes * self.scale
-
-    def multiply(self, x: Tensor, rows: slice = ALL) -> Tensor:
-        return x @ self._wide()[rows].T
-
-    def gather_rows(self, ids: Tensor) -> Tensor:
-        return self.codes[ids] * self.scale[ids]
-
-    def mix_rows(self, shares: Tensor, rows: slice = ALL) -> Tensor:
-        return shares @ self._wide()[rows]
-
-    @property
-    def nbytes(self) -> int:
-        return self.codes.nbytes + self.scale.nbytes
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.scale.dtype
 
 
 class LoraBank(MatrixBank):
@@ -95,7 +66,7 @@ def test_every_matrix_can_be_another_kind_without_touching_a_layer() -> None:
     assert replace_all(lm.stack, PlainMatrix, Int8Matrix) == num_matrices
 
     def round_plain(plain: PlainMatrix) -> PlainMatrix:
-        wide = Int8Matrix(plain)._wide()
+        wide = Int8Matrix(plain).wide()
         plain.weight.copy_(wide)
         return plain
 

@@ -48,13 +48,15 @@ class Context:
         return newest - (newest - torch.arange(slots, device=newest.device)) % slots
 
 
-def context_of_fresh(fresh: Fresh, kinds: Sequence[LayerKind], lengths: Sequence[int]) -> Context:
-    """The context of rows that were encoded in one piece, without a cache: for training."""
-    num_tokens = fresh.keys[0].shape[1]
+def context_of_fresh(fresh: Fresh, kinds: Sequence[LayerKind], lengths: Tensor) -> Context:
+    """The first `lengths` [rows] tokens of rows encoded in one piece, without a cache: for training.
+
+    Only the exact way asks for lengths on the host, and training does not run it.
+    """
     return Context(
         keys=fresh.keys,
         values=fresh.values,
-        slots=dict.fromkeys(kinds, num_tokens),
-        lengths=torch.tensor(list(lengths), device=fresh.keys[0].device),
-        host_lengths=tuple(lengths),
+        slots=dict.fromkeys(kinds, fresh.keys[0].shape[1]),
+        lengths=lengths,
+        host_lengths=(),
     )

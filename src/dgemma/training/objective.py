@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dgemma.model.context import Context, Fresh
+from dgemma.model.context import Context, Fresh, context_of_fresh
 from dgemma.model.stack import Stack
 from dgemma.training.canvases import Batch
 from dgemma.training.cross_entropy import block_rows, cross_entropy, soft_embedding
@@ -63,13 +63,7 @@ def first_guess(stack: Stack, batch: Batch, context: Context, rows_at_once: int)
 
 def context_before(stack: Stack, fresh: Fresh, starts: Tensor) -> Context:
     """What a canvas may read of its own example: the tokens strictly before its first position."""
-    return Context(
-        keys=fresh.keys,
-        values=fresh.values,
-        slots=dict.fromkeys(stack.config.kinds, fresh.keys[0].shape[1]),
-        lengths=starts,
-        host_lengths=(),  # only the exact way asks for them, and training does not run it
-    )
+    return context_of_fresh(fresh, stack.config.kinds, starts)
 
 
 def empty_context(stack: Stack, rows: int) -> Context:
