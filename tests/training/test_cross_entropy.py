@@ -1,0 +1,49 @@
+"""The chunked cross-entropy never holds the logits of all positions.
+
+Measured in a process of its own, which is this file run by itself: behind four thousand other tests the
+growth of one of them cannot be told (it has read 770 MB there and reads 134 MB alone).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+
+from dgemma.bench.memory import peak_growth_bytes
+from dgemma.model.head import Head
+from dgemma.model.weight import PlainMatrix
+from dgemma.training.cross_entropy import block_rows, cross_entropy
+
+POSITIONS, WORDS, HIDDEN = 512, 262_144, 16  # 537 MB of fp32 logits; more with their gradients
+
+
+def peak_bytes(max_logits: int) -> int | None:
+    """What a loss and its gradients need at their peak, holding at most `max_logits` numbers at once."""
+    cpu = torch.device("cpu")
+    matrix = PlainMatrix(WORDS, HIDDEN, dtype=torch.float32, device=cpu)
+    torch.nn.init.normal_(matrix.weight, std=0.3)
+    matrix.requires_grad_(False)
+    head = Head(matrix, 30.0, HIDDEN**0.5)
+    rows = block_rows(head, max_logits)
+
+    def run() -> None:
+        hidden = torch.randn(POSITIONS, HIDDEN, requires_grad=True)
+        cross_entropy(head, hidden, torch.zeros(POSITIONS, dtype=torch.int64), rows).sum().backward()
+
+    run()
+    return peak_growth_bytes(run, cpu)
+
+
+def test_the_vocabulary_is_never_held_for_all_positions() -> None:
+    def measured(max_logits: int) -> int:
+        asked = [sys.executable, __file__, str(max_logits)]
+        return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+
+    assert measured(8 << 20) < 300e6  # 32 positions at once
+    assert measured(POSITIONS * WORDS) > 1000e6  # all at once: the measurement sees them
+
+
+if __name__ == "__main__":
+    print(peak_bytes(int(sys.argv[1])))
