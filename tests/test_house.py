@@ -17,6 +17,7 @@ ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "params": {"errors"},
     "events": set(),
+    "sudoku": {"errors"},
     "model": {"errors"},
     "diffusion": {"errors"},
     "text": {"errors", "events"},
@@ -43,7 +44,7 @@ ROOMS: dict[str, set[str]] = {
         "machine",
         "language_model",
     },
-    "evaluation": {"errors", "params", "events", "text", "language_model"},
+    "evaluation": {"errors", "params", "events", "text", "language_model", "sudoku"},
     "bench": {"events", "language_model"},
     "selfcheck": {"checkpoint", "language_model", "machine"},
     "cli": {
@@ -57,6 +58,7 @@ ROOMS: dict[str, set[str]] = {
         "training",
         "evaluation",
         "bench",
+        "sudoku",
         "__init__",
     },
     "__init__": {"errors", "params", "events", "model", "diffusion", "language_model"},
@@ -67,7 +69,8 @@ TORCH_FREE = [
     "checkpoint/safetensors_file.py", "checkpoint/adapter_source.py", "checkpoint/adapter_config.py",
     "training/example.py", "training/report.py", "training/event_file.py", "training/curves.py",
     "training/stream.py", "training/sources.py", "training/records.py", "training/order.py", "__init__.py",
-    *(str(file.relative_to(SOURCE)) for file in (SOURCE / "text").glob("*.py")),
+    "checkpoint/bundled.py",
+    *(str(file.relative_to(SOURCE)) for room in ("text", "sudoku") for file in (SOURCE / room).glob("*.py")),
 ]  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 

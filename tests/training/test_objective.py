@@ -30,10 +30,12 @@ def stack_of(case: Case) -> Stack:
     return make_ours(make_oracle(case)).stack
 
 
-def batch_of(stack: Stack, *, rows: int = 3, first: int = 0) -> Batch:
+def batch_of(stack: Stack, *, rows: int = 3, first: int = 0, encode_answers: bool = True) -> Batch:
     ids = [tuple(tokens(CASE, 1, PROMPT + REPLY, seed=row)[0].tolist()) for row in range(rows)]
     examples = [Example(row, (Span(PROMPT, PROMPT + REPLY),)) for row in ids]
-    settings = CanvasSettings(canvas_len=8, vocab_size=stack.config.vocab_size, fill_token=1)
+    settings = CanvasSettings(
+        canvas_len=8, vocab_size=stack.config.vocab_size, fill_token=1, encode_answers=encode_answers
+    )
     return make_batch(examples, range(first, first + rows), settings)
 
 
@@ -46,6 +48,18 @@ def changed_from(batch: Batch, starts: Tensor) -> Batch:
 @torch.no_grad()
 def denoised(stack: Stack, batch: Batch) -> Tensor:
     return hidden_states(stack, batch, rows_at_once=64)[1]
+
+
+def test_leaving_answers_unread_changes_nothing_of_the_diffusion_loss() -> None:
+    """Where the encoder is not supervised it reads contexts only: same numbers, less work."""
+    stack = stack_of(CASE)
+    for first in range(0, 12, 3):
+        whole = batch_of(stack, first=first)
+        part = batch_of(stack, first=first, encode_answers=False)
+        assert part.tokens.shape[1] == int(part.starts.max()) < whole.tokens.shape[1]
+        losses = token_losses(stack, part)
+        torch.testing.assert_close(losses.diffusion, token_losses(stack, whole).diffusion)
+        assert losses.encoder.shape == part.encoder_weights.shape == (0,)
 
 
 def leaks(stack: Stack, batch: Batch) -> bool:

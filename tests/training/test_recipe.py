@@ -55,6 +55,8 @@ def test_data_comes_from_one_place(given: dict[str, Any]) -> None:
         InputError, match=r"^data needs a path, or records from a Python recipe, and not both"
     ):
         DataRecipe(**given)
+    with pytest.raises(InputError, match=r"data.also adds to a path, and data has none"):
+        DataRecipe(records=[], also=("a.jsonl",))
 
 
 def test_no_records_are_records() -> None:

@@ -25,7 +25,7 @@ from dgemma.training.recipe import (
     Recipe,
     SavingRecipe,
 )
-from dgemma.training.recipe_file import read_recipe, to_plain
+from dgemma.training.recipe_file import read_recipe, to_plain, with_new_entries
 
 NEEDED = ("model=my-model", "out=runs/first", "data=chats.jsonl")
 HEAD = "model: my-model\nout: runs/first\ndata: chats.jsonl\n"
@@ -563,3 +563,15 @@ def test_records_written_down_are_not_taken_for_data(tmp_path: Path) -> None:
 def test_what_is_no_plain_data_is_named_by_its_type() -> None:
     assert to_plain(Path("x")) == f"<{type(Path('x')).__name__}>"
     assert to_plain((1, None, (2.5, "a"), DataRecipe)) == [1, None, [2.5, "a"], "<type>"]
+
+
+def test_a_recipe_of_an_earlier_version_gets_the_defaults_of_what_it_could_not_know() -> None:
+    recipe = Recipe(model="m", out="o", data=DataRecipe(path="a.jsonl"), steps=7)
+    plain = to_plain(recipe)
+    older = {name: value for name, value in plain.items() if name not in ("compile", "lora")}
+    older["data"] = {name: value for name, value in plain["data"].items() if name != "also"}
+    assert with_new_entries(older, recipe) == plain
+    changed = dataclasses.replace(
+        recipe, compile=True, data=dataclasses.replace(recipe.data, also=("b.jsonl",))
+    )
+    assert with_new_entries(older, changed) == plain != to_plain(changed)

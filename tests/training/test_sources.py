@@ -18,7 +18,7 @@ from dgemma.errors import InputError
 from dgemma.training import jsonl, text_windows
 from dgemma.training.jsonl import JsonLines
 from dgemma.training.records import RecordReader
-from dgemma.training.sources import RecordSource, StreamSource, open_source
+from dgemma.training.sources import RecordSource, StreamSource, open_files, open_source
 from dgemma.training.text_windows import TextSource, Windows
 from text.bundled import TOKENIZER, ids_of
 
@@ -293,7 +293,10 @@ def test_faults_in_records_are_told_with_their_number() -> None:
         ("*.none", "does not exist"),
         ("d.json", r"d.json ends in '.json'; known are .jsonl, .txt, .md, .py; did you mean '.jsonl'"),
         ("*.gz", r"ends in '.gz'; known are"),
-        ("mixed", "mixed holds both JSON lines and text files; give them as two sources"),
+        (
+            "mixed",
+            "mixed holds both JSON lines and text files; give one as data.path, the other as data.also",
+        ),
         ("nothing", "nothing holds no file that ends in .jsonl, .txt, .md, .py"),
         ("blank.jsonl", "blank.jsonl holds no records; there is nothing to learn"),
         ("blank.txt", "blank.txt holds no records"),
@@ -356,3 +359,17 @@ def test_texts_need_a_bos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_data_side_needs_no_torch() -> None:
     code = "import dgemma.training.stream, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_several_paths_of_any_formats_are_one_source(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("One two three.")
+    (tmp_path / "chats.jsonl").write_text('{"text": "Four."}\n{"text": "Five."}\n')
+    paths = [tmp_path / "notes.txt", tmp_path / "chats.jsonl"]
+    assert texts(open_files(paths, READER)) == ["One two three.", "Four.", "Five."]
+    assert texts(open_files([*paths, paths[1]], READER))[3:] == ["Four.", "Five."]
+    (tmp_path / "chats.jsonl").write_text('{"text": "Four."}\n{"text": 5}\n')
+    with pytest.raises(InputError, match=r"chats.jsonl:2: text is"):
+        open_files(paths, READER).read(2, epoch=0, seed=0)
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(InputError, match=r"empty.jsonl holds no records"):
+        open_files([*paths, tmp_path / "empty.jsonl"], READER)

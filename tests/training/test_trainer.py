@@ -22,7 +22,14 @@ from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.errors import InputError, TrainingError
 from dgemma.training import trainer as trainer_module
-from dgemma.training.recipe import DataRecipe, HeldOutRecipe, OptimizerRecipe, Recipe, SavingRecipe
+from dgemma.training.recipe import (
+    DataRecipe,
+    HeldOutRecipe,
+    NoiseRecipe,
+    OptimizerRecipe,
+    Recipe,
+    SavingRecipe,
+)
 from dgemma.training.report import HeldOutReport, StepReport, read_log
 from dgemma.training.trainer import Outcome, Trainer
 
@@ -212,6 +219,21 @@ def test_recomputing_and_small_model_forms_change_nothing_but_rounding(
         torch.testing.assert_close(longer[name], expected, atol=1e-6, rtol=1e-4)
 
 
+def test_without_encoder_weight_answers_are_not_read_and_the_held_out_look_still_tells_both_losses(
+    model: str, data: str, tmp_path: Path
+) -> None:
+    looking = HeldOutRecipe(data=DataRecipe(path=data, max_length=96), every=6, examples=4)
+    recipe = recipe_of(model, data, tmp_path / "a", noise=NoiseRecipe(encoder_weight=0.0), held_out=looking)
+    notes, whole = Notes(), Notes()
+    Trainer(recipe).run(notes)
+    Trainer(replace(recipe, out=str(tmp_path / "b"), noise=NoiseRecipe())).run(whole)
+    assert notes.steps[0].diffusion == pytest.approx(whole.steps[0].diffusion, abs=1e-5)
+    assert notes.steps[0].encoder == 0
+    assert notes.steps[0].tokens < whole.steps[0].tokens
+    assert notes.looks[0] == replace(whole.looks[0], seconds=notes.looks[0].seconds)
+    assert notes.looks[0].encoder > 1
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
 def test_a_compiled_run_follows_the_plain_one_and_resumes_to_the_same_bits(data: str, tmp_path: Path) -> None:
     small = tmp_path / "small"
@@ -308,6 +330,16 @@ def test_a_constant_rate_lets_a_run_be_made_longer(model: str, data: str, tmp_pa
     long = finish(recipe_of(model, data, tmp_path / "long", optimizer=constant, steps=8))
     finish(recipe_of(model, data, tmp_path / "short", optimizer=constant, steps=5))
     assert same(finish(recipe_of(model, data, tmp_path / "short", optimizer=constant, steps=8)), long)
+
+
+def test_a_run_made_longer_gives_its_new_weights(model: str, data: str, tmp_path: Path) -> None:
+    constant = OptimizerRecipe(decay="constant", warmup=0)
+    for steps in (2, 3, 3):
+        recipe = recipe_of(model, data, tmp_path, train="all", optimizer=constant, steps=steps)
+        state = finish(recipe)
+        result = dgemma.load(tmp_path / "model", dtype="float32").stack.state_dict()
+        for name in ("embedding.weight", "layers.0.mlp.down.weight"):
+            assert torch.equal(result[name], state[f"master.{name}"])
 
 
 def test_gradients_that_are_not_finite_change_nothing_and_end_a_run_that_has_only_them(

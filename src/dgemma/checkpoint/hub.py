@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dgemma.checkpoint.bundled import PREFIX, bundled_path
 from dgemma.checkpoint.source import COMPANION_FILES, read_json
 from dgemma.errors import CheckpointError, InputError, suggestion
 
@@ -57,12 +58,14 @@ class PullPlan:
 def resolve(
     name_or_path: str | Path, *, revision: str | None = None, progress: Progress | None = None
 ) -> Path:
-    """The path of a checkpoint: what exists here wins, then the cache, then the hub.
+    """The path of a checkpoint: a bundled one by `bundled:NAME`; else what exists here, the cache, the hub.
 
     A whole copy in the cache is used without asking the hub; `pull` asks for a newer one.
     Without `progress`, huggingface_hub draws its own bars on a terminal.
     """
     text = str(name_or_path)
+    if text.startswith(PREFIX):
+        return bundled_path(text.removeprefix(PREFIX))
     path = Path(os.path.expanduser(text))
     if text and os.path.exists(path):
         if revision is not None:

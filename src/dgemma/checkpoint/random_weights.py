@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -29,8 +29,12 @@ def write_random(
     seed: int = 0,
     max_shard_bytes: int = 5_000_000_000,
     on_bytes: Callable[[int], None] | None = None,
+    companions: Sequence[Path] | None = None,
 ) -> None:
-    """Write a random model of this geometry, with the small tokenizer. Memory: one chunk."""
+    """Write a random model of this geometry. Memory: one chunk.
+
+    companions: files that go with it, copied; None for those of the small tokenizer.
+    """
     raw = config.to_json()
     raw["dtype"] = str(TORCH_DTYPES[dtype]).removeprefix("torch.")
     tensors = [
@@ -38,8 +42,8 @@ def write_random(
         for spec in tensor_specs(config)
     ]
     with resources.as_file(resources.files("dgemma") / "data" / "tokenizer") as assets:
-        companions = sorted(Path(assets).iterdir())
-        write_checkpoint(path, raw, tensors, companions, max_shard_bytes=max_shard_bytes, on_bytes=on_bytes)
+        files = sorted(Path(assets).iterdir()) if companions is None else list(companions)
+        write_checkpoint(path, raw, tensors, files, max_shard_bytes=max_shard_bytes, on_bytes=on_bytes)
 
 
 def _chunks(spec: TensorSpec, dtype: str, seed: int) -> Iterator[Any]:

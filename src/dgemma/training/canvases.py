@@ -31,6 +31,7 @@ class CanvasSettings:
 
     pad_to: lengths are rounded up to a multiple of it, so that compiled code meets few shapes.
     pad_chosen_to: the same for the number of tokens the encoder is supervised on.
+    encode_answers: whether the encoder reads, and is supervised on, more than a canvas's context.
     """
 
     canvas_len: int
@@ -40,6 +41,7 @@ class CanvasSettings:
     self_conditioning: float = 0.5
     pad_to: int = 1
     pad_chosen_to: int = 1
+    encode_answers: bool = True
 
     def __post_init__(self) -> None:
         if self.canvas_len < 1:
@@ -111,8 +113,13 @@ def make_batch(examples: Sequence[Example], presentations: Sequence[int], settin
     replaced = draws.unit(_Use.REPLACE, settings.canvas_len) < noise
     random = draws.below(_Use.TOKEN, settings.canvas_len, settings.vocab_size)
     conditioned = draws.unit(_Use.CONDITION, 1)[:, 0] < settings.self_conditioning
-    tokens = _padded([example.tokens for example in examples], settings.pad_to)
-    places, targets, encoder_weights = _encoder_targets(examples, tokens.shape[1], settings.pad_chosen_to)
+    if settings.encode_answers:
+        tokens = _padded([example.tokens for example in examples], settings.pad_to)
+        places, targets, encoder_weights = _encoder_targets(examples, tokens.shape[1], settings.pad_chosen_to)
+    else:
+        contexts = [e.tokens[: canvas.start] for e, canvas in zip(examples, canvases, strict=True)]
+        tokens = _padded(contexts, settings.pad_to)
+        places, targets, encoder_weights = _encoder_targets((), 0, 1)
     return Batch(
         tokens=tokens,
         starts=torch.tensor([canvas.start for canvas in canvases]),
@@ -155,7 +162,8 @@ def _encoder_targets(
     padding = _round_up(count, multiple) - count
     weights = torch.ones(count + padding)
     weights[count:] = 0
-    return torch.tensor(places + [0] * padding), torch.tensor(targets + [0] * padding), weights
+    ids = [torch.tensor(numbers + [0] * padding, dtype=torch.int64) for numbers in (places, targets)]
+    return ids[0], ids[1], weights
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -121,7 +121,7 @@ def _losses(steps: Sequence[StepReport], looks: Sequence[HeldOutReport]) -> list
         Line(
             name="encoder",
             style="encoder",
-            points=[(r.step, r.encoder) for r in steps],
+            points=[(r.step, r.encoder) for r in steps if r.encoder],  # 0: it was not supervised
             marks=[(r.step, r.encoder) for r in looks],
         ),
     ]

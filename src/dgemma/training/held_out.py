@@ -42,8 +42,8 @@ class LossSums:
 
     @property
     def means(self) -> tuple[float, float]:
-        """Diffusion and encoder loss per supervised token."""
-        return self.diffusion / self.num_diffusion, self.encoder / self.num_encoder
+        """Diffusion and encoder loss per supervised token; 0 where the encoder is not supervised."""
+        return self.diffusion / self.num_diffusion, self.encoder / max(self.num_encoder, 1.0)
 
     @property
     def noise_means(self) -> tuple[float | None, ...]:
@@ -62,7 +62,9 @@ def look_at_held_out(
 ) -> HeldOutReport:
     """Both losses over the first `num_examples` presentations of `stream`, `batch_len` at a time."""
     started = time.monotonic()
-    quiet = replace(settings, seed=settings.seed ^ _SEED_CHANGE, pad_to=1, pad_chosen_to=1)
+    quiet = replace(
+        settings, seed=settings.seed ^ _SEED_CHANGE, pad_to=1, pad_chosen_to=1, encode_answers=True
+    )
     sums = LossSums()
     # Not compiled: other shapes and no gradients would be graphs of their own, for a few forwards.
     with torch.compiler.set_stance("force_eager"):

@@ -19,6 +19,7 @@ class DataRecipe:
     """Where examples come from; docs/training-data.md has the formats.
 
     path: a JSONL or text file, a directory, or a pattern such as "notes/*.md".
+    also: more such paths, of any format, mixed in by their numbers of records; one given twice counts twice.
     records: instead of a path, from a Python recipe: a sequence or a stream of records or `Example`s.
     max_length: examples are cut behind so many tokens.
     prompt_format: "chat", "raw", or "auto": chat where the checkpoint has a template.
@@ -27,6 +28,7 @@ class DataRecipe:
     """
 
     path: str | None = None
+    also: tuple[str, ...] = ()
     records: Iterable[Any] | None = None
     max_length: int = 1024
     prompt_format: Literal["auto", "chat", "raw"] = "auto"
@@ -37,6 +39,8 @@ class DataRecipe:
     def __post_init__(self) -> None:
         if (self.path is None) == (self.records is None):
             raise InputError("data needs a path, or records from a Python recipe, and not both.")
+        if self.also and self.path is None:
+            raise InputError("data.also adds to a path, and data has none.")
         _whole("data.max_length", self.max_length, 2)
         _whole("data.shuffle_buffer", self.shuffle_buffer, 1)
 

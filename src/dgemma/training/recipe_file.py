@@ -56,6 +56,22 @@ def to_plain(value: Any) -> Any:
     return _kind_of(value)
 
 
+def with_new_entries(plain: Mapping[str, Any], recipe: Any) -> dict[str, Any]:
+    """`plain`, written by an earlier version, with the entries it could not know, at their defaults."""
+    found = dict(plain)
+    for field in dataclasses.fields(recipe):
+        value = getattr(recipe, field.name)
+        held = found.get(field.name)
+        if field.name in found:
+            if dataclasses.is_dataclass(value) and isinstance(held, Mapping):
+                found[field.name] = with_new_entries(held, value)
+        elif field.default is not dataclasses.MISSING:
+            found[field.name] = to_plain(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            found[field.name] = to_plain(field.default_factory())
+    return found
+
+
 def _kind_of(value: Any) -> str:
     return f"<{type(value).__name__}>"
 

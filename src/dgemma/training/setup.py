@@ -20,7 +20,7 @@ from dgemma.training.canvases import CanvasSettings
 from dgemma.training.data_progress import Progress
 from dgemma.training.recipe import DataRecipe, Recipe
 from dgemma.training.records import RecordReader
-from dgemma.training.sources import open_source
+from dgemma.training.sources import RecordSource, StreamSource, open_files, open_source
 from dgemma.training.stream import ExampleStream
 from dgemma.training.weights import choose_trained
 
@@ -30,6 +30,7 @@ MAX_BLOCK_WEIGHTS = 1 << 20
 MAX_EXPLICIT_TOKENS = 1024
 EXPERT_BLOCK = 128
 _PAD_CHOSEN = 256
+_CONTEXT_LENGTHS = 8
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,10 @@ def prepare(recipe: Recipe, *, lm: LanguageModel | None = None, progress: Progre
             fill_token=_fill_token(lm),
             seed=recipe.seed,
             self_conditioning=recipe.noise.self_conditioning,
-            pad_to=recipe.data.max_length if recipe.compile else 1,
+            pad_to=_pad_to(recipe),
             pad_chosen_to=_PAD_CHOSEN if recipe.compile else 1,
+            # What nobody learns from need not be computed.
+            encode_answers=recipe.noise.encoder_weight > 0,
         ),
     )
 
@@ -149,14 +152,27 @@ def _open_stream(
         thinking=recipe.thinking,
         vocab_size=vocab_size,
     )
-    data = recipe.records if recipe.path is None else recipe.path
-    assert data is not None
+    if recipe.path is not None:
+        source: RecordSource | StreamSource = open_files(
+            [recipe.path, *recipe.also], reader, progress=progress
+        )
+    else:
+        assert recipe.records is not None
+        source = open_source(recipe.records, reader, progress=progress)
     return ExampleStream(
-        open_source(data, reader, progress=progress),
+        source,
         seed=seed,
         shuffle=recipe.shuffle,
         buffer_len=recipe.shuffle_buffer,
     )
+
+
+def _pad_to(recipe: Recipe) -> int:
+    if not recipe.compile:
+        return 1
+    # Whole examples all get one length; contexts alone differ too much for that, so they get a few.
+    parts = 1 if recipe.noise.encoder_weight > 0 else _CONTEXT_LENGTHS
+    return -(-recipe.data.max_length // parts)
 
 
 def _check_lengths(recipe: Recipe, config: ModelConfig) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,19 +38,25 @@ def open_source(
 
     progress: called while files are read, with bytes.
     """
-    source: RecordSource | StreamSource
     if isinstance(data, str | Path):
-        source = _open_files(str(data), reader, progress)
-    elif not isinstance(data, Mapping | bytes) and hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        source = SequenceSource(data, reader)
-    elif not isinstance(data, Mapping | bytes) and isinstance(data, Iterable):
+        return open_files([data], reader, progress=progress)
+    if not isinstance(data, Mapping | bytes) and hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        return _not_empty(SequenceSource(data, reader), "data")
+    if not isinstance(data, Mapping | bytes) and isinstance(data, Iterable):
         return StreamSource(data, reader)
-    else:
-        raise InputError(
-            f"data is of type {type(data).__name__}; give a path, or a list or stream of records."
-        )
+    raise InputError(f"data is of type {type(data).__name__}; give a path, or a list or stream of records.")
+
+
+def open_files(
+    paths: Sequence[str | Path], reader: RecordReader, *, progress: Progress | None = None
+) -> RecordSource:
+    """The records of all `paths`: files, directories or patterns, of any formats."""
+    sources = [_not_empty(_open_files(str(path), reader, progress), str(path)) for path in paths]
+    return sources[0] if len(sources) == 1 else JoinedSource(sources)
+
+
+def _not_empty(source: RecordSource, name: str) -> RecordSource:
     if source.num_records < 1:
-        name = data if isinstance(data, str | Path) else "data"
         raise InputError(f"{name} holds no records; there is nothing to learn from it.")
     return source
 
@@ -71,12 +77,30 @@ class SequenceSource:
 
 
 class JsonlSource:
-    """Files of JSON lines, one after another."""
+    """A file of JSON lines."""
 
-    def __init__(self, files: list[JsonLines], reader: RecordReader) -> None:
-        self._files = files
-        self._ends = list(accumulate(map(len, files)))
+    def __init__(self, file: JsonLines, reader: RecordReader) -> None:
+        self._file = file
         self._reader = reader
+
+    @property
+    def num_records(self) -> int:
+        return len(self._file)
+
+    def read(self, index: int, *, epoch: int, seed: int) -> Reading:
+        record = self._file[index]
+        try:
+            return self._reader.read(record)
+        except InputError as error:
+            raise InputError(f"{self._file.where(index)}: {error}") from None
+
+
+class JoinedSource:
+    """Several sources, one after another; shuffling mixes them."""
+
+    def __init__(self, sources: Sequence[RecordSource]) -> None:
+        self._sources = sources
+        self._ends = list(accumulate(source.num_records for source in sources))
 
     @property
     def num_records(self) -> int:
@@ -84,13 +108,8 @@ class JsonlSource:
 
     def read(self, index: int, *, epoch: int, seed: int) -> Reading:
         number = bisect_right(self._ends, index)
-        file = self._files[number]
-        line = index - self._ends[number] + len(file)
-        record = file[line]
-        try:
-            return self._reader.read(record)
-        except InputError as error:
-            raise InputError(f"{file.where(line)}: {error}") from None
+        source = self._sources[number]
+        return source.read(index - self._ends[number] + source.num_records, epoch=epoch, seed=seed)
 
 
 class StreamSource:
@@ -121,9 +140,11 @@ def _open_files(name: str, reader: RecordReader, progress: Progress | None) -> R
     files = _found(name)
     is_jsonl = {file.suffix in JSONL_SUFFIXES for file in files}
     if len(is_jsonl) > 1:
-        raise InputError(f"{name} holds both JSON lines and text files; give them as two sources.")
+        raise InputError(
+            f"{name} holds both JSON lines and text files; give one as data.path, the other as data.also."
+        )
     if is_jsonl == {True}:
-        return JsonlSource([JsonLines(file, progress) for file in files], reader)
+        return JoinedSource([JsonlSource(JsonLines(file, progress), reader) for file in files])
     return TextSource(files, reader, progress)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,7 +26,7 @@ from dgemma.training.event_file import EventFile
 from dgemma.training.held_out import LossSums, look_at_held_out
 from dgemma.training.objective import token_losses
 from dgemma.training.recipe import Recipe
-from dgemma.training.recipe_file import to_plain
+from dgemma.training.recipe_file import to_plain, with_new_entries
 from dgemma.training.report import HeldOutReport, Report, RunLog, StepReport
 from dgemma.training.run_directory import RunDirectory, differences
 from dgemma.training.schedule import learning_rate
@@ -138,7 +139,7 @@ class Trainer:
         norm = self._optimizer.step(rate)
         self._step += 1
         self._count_bad(norm)
-        num_tokens = sum(len(e.tokens) for e in examples) + recipe.batch * self.setup.canvases.canvas_len
+        num_tokens = self._num_read(examples, batches) + recipe.batch * self.setup.canvases.canvas_len
         self._tokens += num_tokens
         seconds = time.monotonic() - started
         speed = self._speed.add(num_tokens, seconds)
@@ -158,6 +159,12 @@ class Trainer:
             tokens_per_second=speed,
             eta_s=self._speed.seconds_per_step * (recipe.steps - self._step),
         )
+
+    def _num_read(self, examples: list[Any], batches: list[Batch]) -> int:
+        """Tokens the encoder reads, padding not counted."""
+        if self.setup.canvases.encode_answers:
+            return sum(len(example.tokens) for example in examples)
+        return sum(int(batch.starts.sum()) for batch in batches)
 
     def _batches(self) -> tuple[list[Any], list[Batch]]:
         recipe = self.recipe
@@ -206,13 +213,19 @@ class Trainer:
         target = self.directory.result[self.recipe.train]
         if self.recipe.train == "lora":
             self.lm.save_adapter(target, overwrite=True)
-        elif not (target / "config.json").exists():  # a finished run may be asked to finish again
-            self.lm.save(target)
+        elif self._step > self.start_step or not (target / "config.json").exists():
+            # Not only the first time: a run at a constant rate can be made longer.
+            made = target.with_name("model.new")
+            shutil.rmtree(made, ignore_errors=True)
+            self.lm.save(made)
+            shutil.rmtree(target, ignore_errors=True)
+            made.rename(target)
 
     def _refuse_changed(self, facts: dict[str, Any]) -> None:
         before = facts.get("recipe")
         if before is None:
             return
+        before = with_new_entries(before, self.recipe)
         free = {*_FREE, *(("steps",) if self.recipe.optimizer.decay == "constant" else ())}
         changed = differences(
             {k: v for k, v in before.items() if k not in free},

@@ -11,11 +11,15 @@ from dgemma.evaluation.task import Task
 from dgemma.evaluation.tasks.jsonl import JsonlTask
 from dgemma.evaluation.tasks.python_file import open_python_task
 from dgemma.evaluation.tasks.reasoning import ReasoningTask
+from dgemma.evaluation.tasks.sudoku import SudokuTask
 
 # A task's name, and what makes it from the words behind a colon ("" if there are none).
 NAMED: dict[str, Callable[[str], Task[Any]]] = {
     "reasoning-gym": ReasoningTask,
+    "sudoku": SudokuTask,
 }
+# What a task is asked of where no model is named.
+BUNDLED_MODELS = {"sudoku": "bundled:sudoku"}
 
 
 def open_task(spec: str) -> Task[Any]:

@@ -1,0 +1,42 @@
+"""From random weights to a model that solves: `dgemma train recipes/sudoku/learn.py`.
+
+The learning rate stays where it is, so `steps=N` prolongs a run; `settle.py` lets it fall. The encoder is
+not supervised here: its half of a step goes into puzzles.
+"""
+
+from dgemma.sudoku.presentations import EXAMPLE_LEN, Curriculum, Presentations
+from dgemma.sudoku.puzzles import held_out, read_puzzles
+from dgemma.training.recipe import (
+    DataRecipe,
+    HeldOutRecipe,
+    NoiseRecipe,
+    OptimizerRecipe,
+    Recipe,
+    SavingRecipe,
+)
+
+puzzles = Presentations(
+    read_puzzles("data/sudoku/train.csv.xz"),
+    count=1 << 40,
+    curriculum=Curriculum(first_fewest=40, fewest=20, most=50, skew=1.5, ramp=100_000),
+)
+unseen = Presentations(held_out("medium"), count=1000, curriculum=None)
+
+recipe = Recipe(
+    model="runs/sudoku/start",
+    out="runs/sudoku/learn",
+    data=DataRecipe(records=puzzles, max_length=EXAMPLE_LEN, shuffle=False),
+    held_out=HeldOutRecipe(
+        data=DataRecipe(records=unseen, max_length=EXAMPLE_LEN, shuffle=False), every=500, examples=256
+    ),
+    train="all",
+    freeze=(),
+    noise=NoiseRecipe(encoder_weight=0.0),
+    optimizer=OptimizerRecipe(
+        learning_rate=1e-3, betas=(0.9, 0.99), weight_decay=1e-2, warmup=0.02, decay="constant"
+    ),
+    steps=5000,
+    batch=64,
+    compile=True,
+    saving=SavingRecipe(every=250),
+)

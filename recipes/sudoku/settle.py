@@ -1,0 +1,46 @@
+"""The second half: the learning rate falls, and the encoder learns to write too.
+
+    dgemma train recipes/sudoku/settle.py
+
+It begins with the weights `learn.py` ended with. The encoder's loss teaches the causal door to write answers
+left to right, which nothing but the comparison with that needs.
+"""
+
+from dgemma.sudoku.presentations import EXAMPLE_LEN, Curriculum, Presentations
+from dgemma.sudoku.puzzles import held_out, read_puzzles
+from dgemma.training.recipe import (
+    DataRecipe,
+    HeldOutRecipe,
+    NoiseRecipe,
+    OptimizerRecipe,
+    Recipe,
+    SavingRecipe,
+)
+
+puzzles = Presentations(
+    read_puzzles("data/sudoku/train.csv.xz"),
+    count=1 << 40,
+    seed=1,  # other symmetries and clues than before
+    curriculum=Curriculum(fewest=18, most=50, skew=1.5),
+)
+unseen = Presentations(held_out("medium"), count=1000, curriculum=None)
+
+recipe = Recipe(
+    model="runs/sudoku/learn/model",
+    out="runs/sudoku/settle",
+    data=DataRecipe(records=puzzles, max_length=EXAMPLE_LEN, shuffle=False),
+    held_out=HeldOutRecipe(
+        data=DataRecipe(records=unseen, max_length=EXAMPLE_LEN, shuffle=False), every=500, examples=256
+    ),
+    train="all",
+    freeze=(),
+    noise=NoiseRecipe(encoder_weight=0.2),
+    optimizer=OptimizerRecipe(
+        learning_rate=1e-3, betas=(0.9, 0.99), weight_decay=1e-2, warmup=0.02, decay="cosine", final=0.02
+    ),
+    steps=1400,
+    batch=64,
+    seed=1,
+    compile=True,
+    saving=SavingRecipe(every=250),
+)

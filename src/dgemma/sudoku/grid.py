@@ -1,0 +1,99 @@
+"""A Sudoku grid: 81 cells row by row, a digit or an empty cell each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dgemma.errors import InputError
+
+EMPTY = "."
+DIGITS = "123456789"
+# What people draw boards with; it says nothing about the cells.
+_FRAME = frozenset(" \t\r\n|+-=_,;:*┃│┆╎║━─═┄╍┏┳┓┣╋┫┗┻┛┌┬┐├┼┤└┴┘╔╦╗╠╬╣╚╩╝╟╫╢╤╧╪╞╡")
+_EMPTY_SIGNS = frozenset(".0?xX")
+
+# Cells that must differ from each other: nine rows, nine columns, nine boxes.
+UNITS = (
+    *(tuple(range(9 * row, 9 * row + 9)) for row in range(9)),
+    *(tuple(range(column, 81, 9)) for column in range(9)),
+    *(
+        tuple(9 * (3 * (box // 3) + cell // 3) + 3 * (box % 3) + cell % 3 for cell in range(9))
+        for box in range(9)
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """81 characters, `.` where a cell is empty."""
+
+    cells: str
+
+    def __post_init__(self) -> None:
+        if len(self.cells) != 81 or not set(self.cells) <= set(EMPTY + DIGITS):
+            raise InputError(f"a grid is 81 of {EMPTY}{DIGITS}; this one has {len(self.cells)} characters.")
+
+    @classmethod
+    def read(cls, text: str) -> Grid:
+        """A grid as people write it: `.`, `0`, `?` or `x` for empty cells, frames and spaces ignored."""
+        cells = []
+        for place, sign in enumerate(text):
+            if sign in _EMPTY_SIGNS:
+                cells.append(EMPTY)
+            elif sign in DIGITS:
+                cells.append(sign)
+            elif sign not in _FRAME:
+                raise InputError(
+                    f"character {place + 1} of the puzzle is {sign!r}; cells are digits, and . or 0 where "
+                    "they are empty."
+                )
+        if len(cells) != 81:
+            raise InputError(f"the puzzle has {len(cells)} cells; a Sudoku has 81, nine rows of nine.")
+        return cls("".join(cells))
+
+    @property
+    def num_clues(self) -> int:
+        return 81 - self.cells.count(EMPTY)
+
+    @property
+    def conflicts(self) -> tuple[int, ...]:
+        """Cells whose digit stands twice in a row, column or box."""
+        found: set[int] = set()
+        for unit in UNITS:
+            seen: dict[str, int] = {}
+            for cell in unit:
+                digit = self.cells[cell]
+                if digit != EMPTY and digit in seen:
+                    found |= {cell, seen[digit]}
+                seen[digit] = cell
+        return tuple(sorted(found))
+
+    @property
+    def is_solved(self) -> bool:
+        """Full, and every row, column and box has each digit once."""
+        return EMPTY not in self.cells and not self.conflicts
+
+    def keeps(self, puzzle: Grid) -> int:
+        """How many of the puzzle's clues stand in this grid."""
+        return sum(a == b != EMPTY for a, b in zip(puzzle.cells, self.cells, strict=True))
+
+    def board(self) -> str:
+        """The grid as a board of characters."""
+        rows = [self.cells[start : start + 9] for start in range(0, 81, 9)]
+        lines = [" | ".join(" ".join(row[at : at + 3]) for at in (0, 3, 6)) for row in rows]
+        rule = "------+-------+------"
+        return "\n".join([*lines[:3], rule, *lines[3:6], rule, *lines[6:]])
+
+
+def check_puzzle(puzzle: Grid) -> None:
+    """Refuse what cannot be solved at a glance."""
+    if puzzle.conflicts:
+        raise InputError(
+            f"the puzzle contradicts itself: {_places(puzzle.conflicts)} hold a digit twice in one row, "
+            "column or box."
+        )
+
+
+def _places(cells: Iterable[int]) -> str:
+    return ", ".join(f"row {cell // 9 + 1} column {cell % 9 + 1}" for cell in cells)
