@@ -328,7 +328,9 @@ class Program:
 
     def __init__(self, terminal: PseudoTerminal, code: str, *argv: str, env: Mapping[str, str] = {}) -> None:
         self.terminal = terminal
-        inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}
+        # COLUMNS and LINES would be those of the terminal that runs the tests.
+        own = ("NO_COLOR", "TERM", "COLUMNS", "LINES")
+        inherited = {name: value for name, value in os.environ.items() if name not in own}
         path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
             [sys.executable, "-c", self._PRELUDE + code, *argv],

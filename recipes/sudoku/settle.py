@@ -38,7 +38,7 @@ recipe = Recipe(
     optimizer=OptimizerRecipe(
         learning_rate=1e-3, betas=(0.9, 0.99), weight_decay=1e-2, warmup=0.02, decay="cosine", final=0.02
     ),
-    steps=1400,
+    steps=1000,
     batch=64,
     seed=1,
     compile=True,

@@ -301,3 +301,30 @@ def test_the_task_in_the_documentation_runs(
     assert (found["task"], found["n"], found["failed"]) == ("capitals", 3, 0)
     assert list(found["scores"]) == ["right", "letters"]
     assert found["settings"]["options"]["max_tokens"] == 16
+
+
+def test_sudoku_needs_no_model_and_takes_a_band(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("sudoku", "--band", "easy", "--limit", "2", "--batch", "2", "--seed", "0", "--json")
+    status, out, _ = run(capsys, *argv)
+    told = json.loads(out)
+    assert status == 0
+    assert (told["task"], told["model"], told["n"]) == ("sudoku:easy", "bundled:sudoku", 2)
+    assert set(told["scores"]) == {"exact", "valid", "cells", "clues"}
+    again = json.loads(run(capsys, "bundled:sudoku", *argv)[1])
+    turned = json.loads(run(capsys, "sudoku", "bundled:sudoku", *argv[1:])[1])
+    assert again["scores"] == turned["scores"] == told["scores"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("some-model",), "no task; give MODEL and TASK, or one of sudoku alone"),
+        (("some-model", "data.jsonl", "--band", "easy"), "--band is for the task sudoku"),
+    ],
+)
+def test_a_missing_task_or_a_band_of_another_is_refused(
+    argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run(capsys, *argv)
+    assert (status, out) == (1, "")
+    assert said in err

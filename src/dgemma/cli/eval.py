@@ -1,7 +1,8 @@
 """Run a task and report its scores with 95 % intervals, steps and seconds.
 
 TASK is a file of JSON lines ({"prompt": ..., "response": ...}), a class of your own (task.py:TaskClass, whose
-code is run), or reasoning-gym:NAME. With --out each result is written as it comes, and the same command again
+code is run), reasoning-gym:NAME, or sudoku, which may stand alone: its model comes with the package.
+With --out each result is written as it comes, and the same command again
 goes on where it ended."""
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from dgemma.cli import report_view
 from dgemma.cli.generation_options import add_generation_arguments, generation_options, load_model
 from dgemma.cli.live_view import printable
+from dgemma.errors import InputError
 from dgemma.evaluation.comparison import compare
 from dgemma.evaluation.plan import Plan
 from dgemma.evaluation.report import Report
 from dgemma.evaluation.result import Result
 from dgemma.evaluation.results_file import StoredRun, differences, read_results
-from dgemma.evaluation.tasks.registry import open_task
+from dgemma.evaluation.tasks.registry import BUNDLED_MODELS, open_task
+from dgemma.sudoku.puzzles import BANDS
 
 HELP = "run a task: scores with intervals, steps, seconds"
 EXAMPLES = (
@@ -29,6 +33,7 @@ EXAMPLES = (
     "  dgemma eval MODEL held-out.jsonl --limit 100 --batch 8 --out run.jsonl\n"
     "  dgemma eval MODEL held-out.jsonl --preset fast --compare run.jsonl\n"
     "  dgemma eval MODEL my_task.py:MyTask --json\n"
+    "  dgemma eval sudoku --band hard --limit 100 --batch 50\n"
     "  dgemma eval MODEL reasoning-gym:chain_sum --max-tokens 64 --limit 50"
 )
 _SECONDS_BETWEEN_LINES = 5.0
@@ -36,8 +41,13 @@ _FAILURES_SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, or a hub name")
-    parser.add_argument("task", metavar="TASK", help="FILE.jsonl, FILE.py:CLASS, or reasoning-gym:NAME")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a checkpoint directory, or a hub name; none: the task's bundled model"
+    )
+    parser.add_argument(
+        "task", metavar="TASK", nargs="?", help="FILE.jsonl, FILE.py:CLASS, reasoning-gym:NAME, or sudoku"
+    )
+    parser.add_argument("--band", choices=BANDS, help="of sudoku: puzzles of one difficulty (default: all)")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N examples")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="answered together (default: 1)")
     parser.add_argument("--raw", action="store_true", help="continue prompts, without the chat template")
@@ -62,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         system=args.system,
         thinking=args.thinking,
     )
+    _name_model_and_task(args)
     task = open_task(args.task)
     other = None if args.compare is None else read_results(args.compare)
     model = args.model if args.adapter is None else f"{args.model} with {args.adapter}"
@@ -87,6 +98,19 @@ def run(args: argparse.Namespace) -> int:
         print("dgemma eval: every example failed", file=sys.stderr)
         status = 1
     return status
+
+
+def _name_model_and_task(args: argparse.Namespace) -> None:
+    """`eval MODEL TASK`; and for a task with a bundled model `eval TASK` or `eval TASK MODEL`."""
+    first = str(args.model).partition(":")[0]
+    if first in BUNDLED_MODELS and not Path(args.model).exists():
+        args.model, args.task = args.task or BUNDLED_MODELS[first], args.model
+    elif args.task is None:
+        raise InputError(f"no task; give MODEL and TASK, or one of {', '.join(BUNDLED_MODELS)} alone.")
+    if args.band is not None:
+        if args.task != "sudoku":
+            raise InputError(f"--band is for the task sudoku; the task here is {args.task!r}.")
+        args.task = f"sudoku:{args.band}"
 
 
 def _print(args: argparse.Namespace, report: Report, other: StoredRun | None) -> None:

@@ -32,6 +32,11 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--decode", choices=("diffuse", "causal", "auto"), help="whole canvases, or left to right"
     )
+    parser.add_argument(
+        "--acceptance",
+        choices=("entropy_bound", "confidence", "fixed"),
+        help="which draws of a step are kept (default: entropy_bound)",
+    )
     parser.add_argument("--stop", action="append", metavar="STRING", help="ends the answer; may be repeated")
     parser.add_argument("--system", metavar="TEXT", help="how the model shall behave")
     parser.add_argument("--thinking", action="store_true", help="let the model think before it answers")
@@ -56,6 +61,7 @@ def generation_options(args: argparse.Namespace) -> dict[str, Any]:
         "temperature": args.temperature,
         "deadline_s": args.deadline,
         "decode": args.decode,
+        "acceptance": args.acceptance,
         "stop": args.stop,
         "preset": args.preset,
     }

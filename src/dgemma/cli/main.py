@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from dgemma import __version__
-from dgemma.cli import bench, chat, doctor, eval, generate, info, merge, new, pull, selfcheck, train  # noqa: A004
+from dgemma.cli import bench, chat, doctor, eval, generate, info, merge, new, pull, selfcheck, solve, train  # noqa: A004
 from dgemma.errors import DgemmaError, suggestion
 
-COMMANDS = (generate, chat, train, eval, merge, info, new, pull, bench, doctor, selfcheck)
+COMMANDS = (generate, chat, solve, train, eval, merge, info, new, pull, bench, doctor, selfcheck)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,0 +1,24 @@
+"""A base that knows grids and not Sudoku: Latin squares, from random weights.
+
+dgemma train recipes/sudoku/latin.py
+"""
+
+from dgemma.sudoku.latin_squares import LatinSquares
+from dgemma.sudoku.presentations import EXAMPLE_LEN
+from dgemma.training.recipe import DataRecipe, NoiseRecipe, OptimizerRecipe, Recipe, SavingRecipe
+
+recipe = Recipe(
+    model="runs/sudoku/start",
+    out="runs/sudoku/latin",
+    data=DataRecipe(records=LatinSquares(count=1 << 40), max_length=EXAMPLE_LEN, shuffle=False),
+    train="all",
+    freeze=(),
+    noise=NoiseRecipe(encoder_weight=0.0),
+    optimizer=OptimizerRecipe(
+        learning_rate=1e-3, betas=(0.9, 0.99), weight_decay=1e-2, warmup=0.05, decay="cosine", final=0.05
+    ),
+    steps=800,
+    batch=64,
+    compile=True,
+    saving=SavingRecipe(every=200),
+)
