@@ -13,7 +13,7 @@ recipe = Recipe(
     data=DataRecipe(records=LatinSquares(count=1 << 40), max_length=EXAMPLE_LEN, shuffle=False),
     train="all",
     freeze=(),
-    noise=NoiseRecipe(encoder_weight=0.0),
+    noise=NoiseRecipe(encoder_weight=0.0, power=0.5),
     optimizer=OptimizerRecipe(
         learning_rate=1e-3, betas=(0.9, 0.99), weight_decay=1e-2, warmup=0.05, decay="cosine", final=0.05
     ),

@@ -28,7 +28,7 @@ recipe = Recipe(
     ),
     train="lora",
     lora=LoraSettings(rank=32, expert_rank=8),
-    noise=NoiseRecipe(encoder_weight=0.0),
+    noise=NoiseRecipe(encoder_weight=0.0, power=0.5),
     optimizer=OptimizerRecipe(
         learning_rate=3e-3, betas=(0.9, 0.99), weight_decay=0.0, warmup=0.02, decay="cosine", final=0.05
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -88,6 +90,19 @@ def test_noise_is_uniform_and_replaces_its_share_with_any_word() -> None:
     assert batch.conditioned.mean().item() == pytest.approx(0.5, abs=0.03)
 
 
+def test_a_power_leans_the_noise_to_high_levels_and_draws_nothing_anew() -> None:
+    count, power = 4000, 0.5
+    example = Example((2, *[5] * 32), (Span(1, 33),))
+    settings = CanvasSettings(canvas_len=32, vocab_size=VOCAB, fill_token=EOS, noise_power=power)
+    even, leaning = (
+        make_batch([example] * count, range(count), each)
+        for each in (replace(settings, noise_power=1.0), settings)
+    )
+    assert (leaning.noise < 0.5).float().mean().item() == pytest.approx(0.5 ** (1 / power), abs=0.02)
+    torch.testing.assert_close(leaning.noise, even.noise**power, atol=1e-2, rtol=0)
+    assert torch.equal(leaning.conditioned, even.conditioned)
+
+
 @given(st.integers(0, 1 << 40), st.integers(0, (1 << 64) - 1), st.integers(1, 5))
 def test_a_rows_randomness_does_not_depend_on_its_company(first: int, seed: int, rows: int) -> None:
     settings = CanvasSettings(canvas_len=CANVAS, vocab_size=VOCAB, fill_token=EOS, seed=seed)
@@ -123,6 +138,7 @@ def test_padding_rounds_shapes_and_weighs_nothing() -> None:
         ({"canvas_len": 0}, "canvas_len is 0"),
         ({"fill_token": 50}, "fill_token is 50; this vocabulary ends at 49"),
         ({"self_conditioning": 1.5}, "self_conditioning is 1.5"),
+        ({"noise_power": 0}, "noise_power is 0"),
         ({"pad_to": 0}, "pad_to is 0"),
         ({"pad_chosen_to": 0}, "pad_chosen_to is 0"),
     ],

@@ -31,6 +31,7 @@ class CanvasSettings:
 
     pad_to: lengths are rounded up to a multiple of it, so that compiled code meets few shapes.
     pad_chosen_to: the same for the number of tokens the encoder is supervised on.
+    noise_power: noise levels are u ** noise_power for uniform u; below 1 there is more of high levels.
     encode_answers: whether the encoder reads, and is supervised on, more than a canvas's context.
     """
 
@@ -42,6 +43,7 @@ class CanvasSettings:
     pad_to: int = 1
     pad_chosen_to: int = 1
     encode_answers: bool = True
+    noise_power: float = 1.0
 
     def __post_init__(self) -> None:
         if self.canvas_len < 1:
@@ -52,6 +54,8 @@ class CanvasSettings:
             )
         if not 0 <= self.self_conditioning <= 1:
             raise InputError(f"self_conditioning is {self.self_conditioning}; it must be from 0 to 1.")
+        if not self.noise_power > 0:
+            raise InputError(f"noise_power is {self.noise_power}; it must be above 0.")
         for name in ("pad_to", "pad_chosen_to"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
@@ -109,7 +113,7 @@ def make_batch(examples: Sequence[Example], presentations: Sequence[int], settin
         choices = cut(example, settings.canvas_len)
         canvases.append(choices[(number * len(choices)) >> 32])
     clean, weights = _fill(canvases, settings)
-    noise = LEAST_NOISE + (1 - 2 * LEAST_NOISE) * draws.unit(_Use.NOISE, 1)
+    noise = LEAST_NOISE + (1 - 2 * LEAST_NOISE) * draws.unit(_Use.NOISE, 1) ** settings.noise_power
     replaced = draws.unit(_Use.REPLACE, settings.canvas_len) < noise
     random = draws.below(_Use.TOKEN, settings.canvas_len, settings.vocab_size)
     conditioned = draws.unit(_Use.CONDITION, 1)[:, 0] < settings.self_conditioning

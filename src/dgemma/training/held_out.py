@@ -63,7 +63,12 @@ def look_at_held_out(
     """Both losses over the first `num_examples` presentations of `stream`, `batch_len` at a time."""
     started = time.monotonic()
     quiet = replace(
-        settings, seed=settings.seed ^ _SEED_CHANGE, pad_to=1, pad_chosen_to=1, encode_answers=True
+        settings,
+        seed=settings.seed ^ _SEED_CHANGE,
+        pad_to=1,
+        pad_chosen_to=1,
+        encode_answers=True,
+        noise_power=1.0,  # comparable with every other run
     )
     sums = LossSums()
     # Not compiled: other shapes and no gradients would be graphs of their own, for a few forwards.

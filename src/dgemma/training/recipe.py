@@ -52,17 +52,21 @@ class NoiseRecipe:
     canvas_len: None for the model's own.
     self_conditioning: the share of examples that see their first guess.
     encoder_weight: of the encoder's next-token loss beside the diffusion loss.
+    power: noise levels are u ** power for uniform u; below 1 there is more of high levels, where a task
+    is learned whose low levels are soon easy.
     """
 
     canvas_len: int | None = None
     self_conditioning: float = 0.5
     encoder_weight: float = 1.0
+    power: float = 1.0
 
     def __post_init__(self) -> None:
         if self.canvas_len is not None:
             _whole("noise.canvas_len", self.canvas_len, 1)
         _real("noise.self_conditioning", self.self_conditioning, 0, 1)
         _real("noise.encoder_weight", self.encoder_weight, 0)
+        _real("noise.power", self.power, 0.01)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,6 +81,7 @@ def prepare(recipe: Recipe, *, lm: LanguageModel | None = None, progress: Progre
             pad_chosen_to=_PAD_CHOSEN if recipe.compile else 1,
             # What nobody learns from need not be computed.
             encode_answers=recipe.noise.encoder_weight > 0,
+            noise_power=recipe.noise.power,
         ),
     )
 
