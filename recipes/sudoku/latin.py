@@ -3,8 +3,8 @@
 dgemma train recipes/sudoku/latin.py
 """
 
+from dgemma.sudoku.grid_records import EXAMPLE_LEN
 from dgemma.sudoku.latin_squares import LatinSquares
-from dgemma.sudoku.presentations import EXAMPLE_LEN
 from dgemma.training.recipe import DataRecipe, NoiseRecipe, OptimizerRecipe, Recipe, SavingRecipe
 
 recipe = Recipe(

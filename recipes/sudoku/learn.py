@@ -4,7 +4,8 @@ The learning rate stays where it is, so `steps=N` prolongs a run; `settle.py` le
 not supervised here: its half of a step goes into puzzles.
 """
 
-from dgemma.sudoku.presentations import EXAMPLE_LEN, Curriculum, Presentations
+from dgemma.sudoku.grid_records import EXAMPLE_LEN
+from dgemma.sudoku.presentations import Curriculum, Presentations
 from dgemma.sudoku.puzzles import held_out, read_puzzles
 from dgemma.training.recipe import (
     DataRecipe,

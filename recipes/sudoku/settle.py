@@ -6,7 +6,8 @@ It begins with the weights `learn.py` ended with. The encoder's loss teaches the
 left to right, which nothing but the comparison with that needs.
 """
 
-from dgemma.sudoku.presentations import EXAMPLE_LEN, Curriculum, Presentations
+from dgemma.sudoku.grid_records import EXAMPLE_LEN
+from dgemma.sudoku.presentations import Curriculum, Presentations
 from dgemma.sudoku.puzzles import held_out, read_puzzles
 from dgemma.training.recipe import (
     DataRecipe,

@@ -1,7 +1,8 @@
 """Sudoku as an adapter on the base of `latin.py`: `dgemma train recipes/sudoku/tune.py`."""
 
 from dgemma.model.lora import LoraSettings
-from dgemma.sudoku.presentations import EXAMPLE_LEN, Curriculum, Presentations
+from dgemma.sudoku.grid_records import EXAMPLE_LEN
+from dgemma.sudoku.presentations import Curriculum, Presentations
 from dgemma.sudoku.puzzles import held_out, read_puzzles
 from dgemma.training.recipe import (
     DataRecipe,

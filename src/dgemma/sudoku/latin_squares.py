@@ -5,40 +5,27 @@ A base model learns from them what a grid is, but not Sudoku; `docs/sudoku.md` t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
-from dgemma.sudoku.presentations import grid_record
+from dgemma.sudoku.grid_records import GridRecords
 from dgemma.sudoku.symmetry import Cells
 
 
-class LatinSquares(Sequence[dict[str, Any]]):
-    """Record n: a random Latin square with clues from `fewest` to `most`; a function of (seed, n) alone."""
+class LatinSquares(GridRecords):
+    """Random Latin squares with clues from `fewest` to `most`."""
 
     def __init__(self, *, count: int, seed: int = 0, fewest: int = 30, most: int = 60) -> None:
-        self._count, self._seed = count, seed
+        super().__init__(count=count, seed=seed)
         self._fewest, self._most = fewest, most
 
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[dict[str, Any]]: ...
-    def __getitem__(self, index: int | slice) -> dict[str, Any] | Sequence[dict[str, Any]]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(self._count))]
-        if not 0 <= index < self._count:
-            raise IndexError(index)
-        generator = np.random.default_rng([self._seed, index])
+    def grids(self, index: int, generator: np.random.Generator) -> tuple[Cells, Cells]:
         square = random_latin_square(generator)
         num_clues = int(generator.integers(self._fewest, self._most + 1))
         clues = square.copy()
         clues[generator.permutation(81)[num_clues:]] = 0
-        return grid_record(clues, square)
+        return clues, square
 
 
 def random_latin_square(generator: np.random.Generator) -> Cells:
