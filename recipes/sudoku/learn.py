@@ -19,7 +19,7 @@ from dgemma.training.recipe import (
 puzzles = Presentations(
     read_puzzles("data/sudoku/train.csv.xz"),
     count=1 << 40,
-    curriculum=Curriculum(first_fewest=40, fewest=20, most=50, skew=1.5, ramp=100_000),
+    curriculum=Curriculum(first_fewest=40, fewest=18, most=50, skew=2.0, ramp=40_000),
 )
 unseen = Presentations(held_out("medium"), count=1000, curriculum=None)
 
@@ -32,9 +32,9 @@ recipe = Recipe(
     ),
     train="all",
     freeze=(),
-    noise=NoiseRecipe(encoder_weight=0.0),
+    noise=NoiseRecipe(encoder_weight=0.0, power=0.5),
     optimizer=OptimizerRecipe(
-        learning_rate=1e-3, betas=(0.9, 0.99), weight_decay=1e-2, warmup=0.02, decay="constant"
+        kind="muon", learning_rate=3e-3, betas=(0.9, 0.99), weight_decay=1e-2, warmup=0.02, decay="constant"
     ),
     steps=5000,
     batch=64,

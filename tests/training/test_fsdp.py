@@ -29,8 +29,9 @@ from dgemma.model.stack import Stack
 from dgemma.training.canvases import Batch, CanvasSettings, make_batch
 from dgemma.training.example import Example, Span
 from dgemma.training.objective import context_before, empty_context, token_losses
+from dgemma.training.optimizer import Optimizer
 from dgemma.training.recipe import OptimizerRecipe
-from dgemma.training.weights import Optimizer, TrainedWeights
+from dgemma.training.weights import TrainedWeights
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or sys.platform == "win32", reason="torch has no gloo here"

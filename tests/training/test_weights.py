@@ -13,8 +13,9 @@ from dgemma.checkpoint.names import tensor_specs
 from dgemma.errors import CheckpointError, InputError
 from dgemma.model.lora import PARTS
 from dgemma.model.stack import Stack
+from dgemma.training.optimizer import Optimizer
 from dgemma.training.recipe import OptimizerRecipe
-from dgemma.training.weights import Optimizer, TrainedWeights, choose_trained
+from dgemma.training.weights import TrainedWeights, choose_trained
 from oracle import CASES, make_oracle, make_ours
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -230,11 +231,12 @@ def test_clipping_bounds_what_adam_sees() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("clip", [1.0, None])
 @pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("kind", ["adam", "muon"])
 def test_gradients_that_are_not_finite_change_nothing(
-    bad: float, clip: float | None, dtype: torch.dtype
+    bad: float, clip: float | None, dtype: torch.dtype, kind: str
 ) -> None:
     trained = parameters(dtype)
-    weights, adam, _ = optimizer(trained, clip=clip)
+    weights, adam, _ = optimizer(trained, clip=clip, kind=kind)
     give_gradients(trained, 0)
     weights.collect_gradients()
     adam.step(0.01)
@@ -266,7 +268,8 @@ def test_a_step_without_gradients_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-def test_a_restored_optimizer_goes_on_to_the_same_bits(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", ["adam", "muon"])
+def test_a_restored_optimizer_goes_on_to_the_same_bits(dtype: torch.dtype, kind: str) -> None:
     def steps(trained: dict[str, nn.Parameter], adam: Optimizer, weights: TrainedWeights, r: range) -> None:
         for seed in r:
             give_gradients(trained, seed)
@@ -276,14 +279,14 @@ def test_a_restored_optimizer_goes_on_to_the_same_bits(dtype: torch.dtype) -> No
             adam.step(0.01 / (seed + 1))
 
     trained = parameters(dtype)
-    weights, adam, _ = optimizer(trained)
+    weights, adam, _ = optimizer(trained, kind=kind)
     steps(trained, adam, weights, range(3))
     kept = copies(adam.tensors())
     assert all(tensor.dtype == FP32 for tensor in kept.values())
     steps(trained, adam, weights, range(3, 7))
 
     other = {name: nn.Parameter(torch.zeros_like(p)) for name, p in trained.items()}
-    again, adam_again, _ = optimizer(other)
+    again, adam_again, _ = optimizer(other, kind=kind)
     adam_again.restore(kept)
     steps(other, adam_again, again, range(3, 7))
     assert same(copies(trained), copies(other))

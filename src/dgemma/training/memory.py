@@ -25,13 +25,13 @@ from dgemma.model.lora import attach, lora_parameters
 from dgemma.model.stack import Stack
 from dgemma.training.canvases import Batch
 from dgemma.training.objective import token_losses
+from dgemma.training.optimizer import state_bytes
 from dgemma.training.recipe import Recipe
 from dgemma.training.setup import DTYPES, EXPERT_BLOCK, training_execution
 from dgemma.training.weights import TrainedWeights, choose_trained
 
 # A weight of four bits and its share of a scale per group of 32 or so; embedding, router and norms stay.
 BYTES_4BIT = 0.5625
-_ADAM_MOMENTS = 2
 _KEPT_PARTS = ("embedding", "router", "norms")
 
 
@@ -84,7 +84,6 @@ def _estimate(config: ModelConfig, recipe: Recipe) -> MemoryEstimate:
         weights += sum(p.nbytes for p in trained.parameters.values())
     else:
         trained = TrainedWeights(choose_trained(stack, recipe.freeze))
-    masters = sum(m.nbytes for m in trained.masters.values())
     own = sum(m.nbytes for n, m in trained.masters.items() if m is not trained.parameters[n])
     batch = _worst_batch(config, recipe)
 
@@ -94,7 +93,9 @@ def _estimate(config: ModelConfig, recipe: Recipe) -> MemoryEstimate:
         trained.collect_gradients()
 
     return MemoryEstimate(
-        weights=weights, trained=own + _ADAM_MOMENTS * masters, activations=peak_bytes(step)
+        weights=weights,
+        trained=own + state_bytes(trained, recipe.optimizer),
+        activations=peak_bytes(step),
     )
 
 

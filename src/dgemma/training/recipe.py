@@ -73,13 +73,17 @@ class NoiseRecipe:
 class OptimizerRecipe:
     """Adam with decoupled weight decay (on matrices only) and its learning rate over time.
 
+    kind: "muon" moves matrices by orthogonalized momentum instead, at the same rate: fewer steps to the same
+    loss when all weights are trained; embedding, router, norms and scales keep Adam. momentum: Muon's.
     warmup: the share of steps over which the rate rises. decay: how it falls afterwards, to `final` of
     its height. clip: the largest norm of all gradients together; None for none.
     """
 
+    kind: Literal["adam", "muon"] = "adam"
     learning_rate: float = 1.5e-4
     betas: tuple[float, float] = (0.95, 0.99)
     eps: float = 1e-8
+    momentum: float = 0.95
     weight_decay: float = 1e-4
     clip: float | None = 1.0
     warmup: float = 0.02
@@ -91,6 +95,7 @@ class OptimizerRecipe:
         for beta in self.betas:
             _real("optimizer.betas", beta, 0, 0.999999)
         _real("optimizer.eps", self.eps, 1e-30)
+        _real("optimizer.momentum", self.momentum, 0, 0.999999)
         _real("optimizer.weight_decay", self.weight_decay, 0)
         if self.clip is not None:
             _real("optimizer.clip", self.clip, 1e-30)
@@ -168,6 +173,11 @@ class Recipe:
                     f"micro_batch is {self.micro_batch}, batch is {self.batch}; it must divide batch."
                 )
         _whole("seed", self.seed, 0)
+        if self.train == "lora" and self.optimizer.kind == "muon":
+            raise InputError(
+                "optimizer.kind is 'muon' with train 'lora': an adapter's two factors are no matrices to "
+                "orthogonalize one by one. Use kind: adam, or train: all."
+            )
         known = ("embedding", "norms", *PARTS)
         for part in self.freeze:
             if part not in known:

@@ -25,13 +25,14 @@ from dgemma.training.data_progress import Progress
 from dgemma.training.event_file import EventFile
 from dgemma.training.held_out import LossSums, look_at_held_out
 from dgemma.training.objective import token_losses
+from dgemma.training.optimizer import Optimizer
 from dgemma.training.recipe import Recipe
 from dgemma.training.recipe_file import to_plain, with_new_entries
 from dgemma.training.report import HeldOutReport, Report, RunLog, StepReport
 from dgemma.training.run_directory import RunDirectory, differences
 from dgemma.training.schedule import learning_rate
 from dgemma.training.setup import prepare
-from dgemma.training.weights import Optimizer, TrainedWeights
+from dgemma.training.weights import TrainedWeights
 
 MAX_BAD_STEPS = 10
 # What may change between the parts of a run without changing its result.
