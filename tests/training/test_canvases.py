@@ -114,6 +114,21 @@ def test_a_rows_randomness_does_not_depend_on_its_company(first: int, seed: int,
             assert torch.equal(getattr(together, name)[row], getattr(alone, name)[0]), name
 
 
+def test_many_canvases_of_an_example_are_different_ones_with_noise_of_their_own() -> None:
+    starts = {canvas.start for canvas in cut(chat(), CANVAS)}
+    settings = replace(SETTINGS, per_example=len(starts) + 1)
+    numbers = range(200)
+    batch = make_batch([chat()] * len(numbers), numbers, settings)
+    assert batch.tokens.shape[0] == len(numbers)
+    rows = batch.starts.view(len(numbers), -1)
+    assert all(set(row.tolist()) == starts for row in rows[:, :-1])
+    assert torch.equal(rows[:, 0], rows[:, -1])  # all have come: the first comes again
+    assert {row[0].item() for row in rows} == starts
+    assert len(set(batch.noise.tolist())) == batch.noise.numel()
+    alone = make_batch([chat()], [77], settings)
+    assert torch.equal(alone.noisy, batch.noisy.view(len(numbers), -1, CANVAS)[77])
+
+
 def test_seeds_and_presentations_differ_and_repeat() -> None:
     first = make_batch([chat()], [5], SETTINGS)
     assert same(first, make_batch([chat()], [5], SETTINGS))
@@ -140,6 +155,7 @@ def test_padding_rounds_shapes_and_weighs_nothing() -> None:
         ({"self_conditioning": 1.5}, "self_conditioning is 1.5"),
         ({"noise_power": 0}, "noise_power is 0"),
         ({"pad_to": 0}, "pad_to is 0"),
+        ({"per_example": 0}, "per_example is 0"),
         ({"pad_chosen_to": 0}, "pad_chosen_to is 0"),
     ],
 )

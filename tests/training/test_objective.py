@@ -24,17 +24,24 @@ from oracle import CASES, Case, make_oracle, make_ours, tokens
 CASE = CASES[0]
 EVERY_EXPERT = CASES[5]  # a small step cannot flip a routing choice
 PROMPT, REPLY = 11, 20
+ROW_FIELDS = ("starts", "clean", "noisy", "weights", "noise", "conditioned")
 
 
 def stack_of(case: Case) -> Stack:
     return make_ours(make_oracle(case)).stack
 
 
-def batch_of(stack: Stack, *, rows: int = 3, first: int = 0, encode_answers: bool = True) -> Batch:
+def batch_of(
+    stack: Stack, *, rows: int = 3, first: int = 0, encode_answers: bool = True, per_example: int = 1
+) -> Batch:
     ids = [tuple(tokens(CASE, 1, PROMPT + REPLY, seed=row)[0].tolist()) for row in range(rows)]
     examples = [Example(row, (Span(PROMPT, PROMPT + REPLY),)) for row in ids]
     settings = CanvasSettings(
-        canvas_len=8, vocab_size=stack.config.vocab_size, fill_token=1, encode_answers=encode_answers
+        canvas_len=8,
+        vocab_size=stack.config.vocab_size,
+        fill_token=1,
+        encode_answers=encode_answers,
+        per_example=per_example,
     )
     return make_batch(examples, range(first, first + rows), settings)
 
@@ -60,6 +67,27 @@ def test_leaving_answers_unread_changes_nothing_of_the_diffusion_loss() -> None:
         losses = token_losses(stack, part)
         torch.testing.assert_close(losses.diffusion, token_losses(stack, whole).diffusion)
         assert losses.encoder.shape == part.encoder_weights.shape == (0,)
+
+
+@pytest.mark.parametrize("encode_answers", [True, False])
+def test_many_canvases_of_an_example_are_what_each_would_be_alone(encode_answers: bool) -> None:
+    """Encoded once, the example gets the gradients of all of them."""
+    stack = stack_of(EVERY_EXPERT)
+    stack.requires_grad_(True)
+    together = batch_of(stack, per_example=3, encode_answers=encode_answers)
+    assert len(together.starts) == 3 * len(together.tokens)
+    losses = token_losses(stack, together)
+    losses.diffusion.sum().backward()
+    found = {name: p.grad.clone() for name, p in stack.named_parameters() if p.grad is not None}
+    stack.zero_grad()
+    for number in range(3):
+        part = {name: getattr(together, name)[number::3] for name in ROW_FIELDS}
+        alone = token_losses(stack, replace(together, **part))
+        torch.testing.assert_close(losses.diffusion[number::3], alone.diffusion)
+        alone.diffusion.sum().backward()
+    for name, parameter in stack.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(found[name], parameter.grad, atol=1e-4, rtol=1e-4)
 
 
 def leaks(stack: Stack, batch: Batch) -> bool:

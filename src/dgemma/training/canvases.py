@@ -1,4 +1,4 @@
-"""From examples to one training batch: a canvas of each, corrupted, beside its clean causal context.
+"""From examples to one training batch: canvases of each, corrupted, beside their clean causal context.
 
 Everything random is a function of (seed, presentation number): which canvas, how much noise, which tokens
 are replaced by what, and whether the first guess is fed back. A batch therefore does not depend on how it
@@ -18,8 +18,9 @@ from dgemma.diffusion.philox import philox, to_below, to_unit
 from dgemma.errors import InputError
 from dgemma.training.example import Example
 
-# Shapes: rows = examples of the batch, length = longest example (padded), canvas = tokens of a canvas,
-# chosen = tokens the encoder is supervised on (padded).
+# Shapes: examples = of the batch, rows = canvases of the batch (those of an example side by side),
+# length = longest example (padded), canvas = tokens of a canvas, chosen = tokens the encoder is supervised
+# on (padded).
 
 # Noise level: the share of tokens that are replaced. Neither end is ever reached.
 LEAST_NOISE = 1e-4
@@ -32,6 +33,7 @@ class CanvasSettings:
     pad_to: lengths are rounded up to a multiple of it, so that compiled code meets few shapes.
     pad_chosen_to: the same for the number of tokens the encoder is supervised on.
     noise_power: noise levels are u ** noise_power for uniform u; below 1 there is more of high levels.
+    per_example: canvases of one example. It is encoded once for all of them.
     encode_answers: whether the encoder reads, and is supervised on, more than a canvas's context.
     """
 
@@ -42,6 +44,7 @@ class CanvasSettings:
     self_conditioning: float = 0.5
     pad_to: int = 1
     pad_chosen_to: int = 1
+    per_example: int = 1
     encode_answers: bool = True
     noise_power: float = 1.0
 
@@ -56,26 +59,26 @@ class CanvasSettings:
             raise InputError(f"self_conditioning is {self.self_conditioning}; it must be from 0 to 1.")
         if not self.noise_power > 0:
             raise InputError(f"noise_power is {self.noise_power}; it must be above 0.")
-        for name in ("pad_to", "pad_chosen_to"):
+        for name in ("pad_to", "pad_chosen_to", "per_example"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One canvas per example, and the clean tokens around it.
+    """Canvases, and the clean examples they are of: as many of each, in order.
 
     Weights are 1 where a token is supervised and 0 where not, padding included.
     """
 
-    tokens: Tensor  # [rows, length] clean, padding of any token behind each row
+    tokens: Tensor  # [examples, length] clean, padding of any token behind each
     starts: Tensor  # [rows] the canvas's first position: its context is what stands before
     clean: Tensor  # [rows, canvas]
     noisy: Tensor  # [rows, canvas]
     weights: Tensor  # [rows, canvas] fp32
     noise: Tensor  # [rows] fp32, the share of tokens replaced
     conditioned: Tensor  # [rows] fp32, 1 where the first guess is fed back
-    encoder_places: Tensor  # [chosen] in the flattened [rows * length]: where a token is predicted
+    encoder_places: Tensor  # [chosen] in the flattened [examples * length]: where a token is predicted
     encoder_targets: Tensor  # [chosen] the token that follows
     encoder_weights: Tensor  # [chosen] fp32
 
@@ -106,12 +109,15 @@ def cut(example: Example, canvas_len: int) -> list[Canvas]:
 
 def make_batch(examples: Sequence[Example], presentations: Sequence[int], settings: CanvasSettings) -> Batch:
     """The batch of these examples; `presentations[i]` is the number of the i-th in the whole run."""
-    draws = _Draws(settings.seed, presentations)
-    pick = draws.below(_Use.CANVAS, 1, 1 << 32)[:, 0].tolist()
+    each = settings.per_example
+    draws = _Draws(settings.seed, [number * each + k for number in presentations for k in range(each)])
+    pick = draws.below(_Use.CANVAS, 1, 1 << 32)[::each, 0].tolist()
     canvases = []
     for example, number in zip(examples, pick, strict=True):
         choices = cut(example, settings.canvas_len)
-        canvases.append(choices[(number * len(choices)) >> 32])
+        first = (number * len(choices)) >> 32
+        # One behind the other from a random one on: none comes twice before all have come.
+        canvases += [choices[(first + k) % len(choices)] for k in range(each)]
     clean, weights = _fill(canvases, settings)
     noise = LEAST_NOISE + (1 - 2 * LEAST_NOISE) * draws.unit(_Use.NOISE, 1) ** settings.noise_power
     replaced = draws.unit(_Use.REPLACE, settings.canvas_len) < noise
@@ -121,7 +127,8 @@ def make_batch(examples: Sequence[Example], presentations: Sequence[int], settin
         tokens = _padded([example.tokens for example in examples], settings.pad_to)
         places, targets, encoder_weights = _encoder_targets(examples, tokens.shape[1], settings.pad_chosen_to)
     else:
-        contexts = [e.tokens[: canvas.start] for e, canvas in zip(examples, canvases, strict=True)]
+        needed = [max(c.start for c in canvases[at : at + each]) for at in range(0, len(canvases), each)]
+        contexts = [example.tokens[:stop] for example, stop in zip(examples, needed, strict=True)]
         tokens = _padded(contexts, settings.pad_to)
         places, targets, encoder_weights = _encoder_targets((), 0, 1)
     return Batch(

@@ -68,7 +68,9 @@ def look_at_held_out(
         pad_to=1,
         pad_chosen_to=1,
         encode_answers=True,
-        noise_power=1.0,  # comparable with every other run
+        # Comparable with every other run.
+        per_example=1,
+        noise_power=1.0,
     )
     sums = LossSums()
     # Not compiled: other shapes and no gradients would be graphs of their own, for a few forwards.

@@ -100,7 +100,8 @@ def _estimate(config: ModelConfig, recipe: Recipe) -> MemoryEstimate:
 
 
 def _worst_batch(config: ModelConfig, recipe: Recipe) -> Batch:
-    rows = recipe.micro_batch or recipe.batch
+    examples = recipe.micro_batch or recipe.batch
+    rows = examples * recipe.noise.canvases
     length = recipe.data.max_length
     canvas = recipe.noise.canvas_len or config.canvas_len
 
@@ -111,16 +112,16 @@ def _worst_batch(config: ModelConfig, recipe: Recipe) -> Batch:
         return torch.zeros(shape)
 
     return Batch(
-        tokens=ids(rows, length),
+        tokens=ids(examples, length),
         starts=ids(rows),
         clean=ids(rows, canvas),
         noisy=ids(rows, canvas),
         weights=numbers(rows, canvas),
         noise=numbers(rows),
         conditioned=numbers(rows),
-        encoder_places=ids(rows * (length - 1)),
-        encoder_targets=ids(rows * (length - 1)),
-        encoder_weights=numbers(rows * (length - 1)),
+        encoder_places=ids(examples * (length - 1)),
+        encoder_targets=ids(examples * (length - 1)),
+        encoder_weights=numbers(examples * (length - 1)),
     )
 
 

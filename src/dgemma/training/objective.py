@@ -1,6 +1,6 @@
 """The objective: what a block-diffusion model is trained on, computed with the doors inference uses.
 
-The clean example is encoded causally, once. The corrupted canvas is denoised behind the clean tokens that
+The clean example is encoded causally, once. A corrupted canvas of it is denoised behind the clean tokens that
 stand strictly before it, through the same block-anchored windows as at inference; gradients flow from the
 denoiser into the encoder's keys and values. Only supervised positions reach the vocabulary.
 """
@@ -17,8 +17,8 @@ from dgemma.model.stack import Stack
 from dgemma.training.canvases import Batch
 from dgemma.training.cross_entropy import block_rows, cross_entropy, soft_embedding
 
-# Shapes: rows = examples, length = tokens of an example, canvas = tokens of a canvas, chosen = tokens the
-# encoder is supervised on.
+# Shapes: examples, rows = canvases (as many of each example), length = tokens of an example, canvas = tokens
+# of a canvas, chosen = tokens the encoder is supervised on.
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ def token_losses(stack: Stack, batch: Batch, *, rows_at_once: int | None = None)
 
 
 def hidden_states(stack: Stack, batch: Batch, rows_at_once: int) -> tuple[Tensor, Tensor]:
-    """The training forward: encoder [rows, length, hidden] and denoiser [rows, canvas, hidden]."""
-    encoded, fresh = stack.encode(batch.tokens, empty_context(stack, len(batch.starts)))
+    """The training forward: encoder [examples, length, hidden] and denoiser [rows, canvas, hidden]."""
+    encoded, fresh = stack.encode(batch.tokens, empty_context(stack, len(batch.tokens)))
     context = context_before(stack, fresh, batch.starts)
     soft = first_guess(stack, batch, context, rows_at_once)
     return encoded, stack.denoise(batch.noisy, context, soft)
@@ -62,8 +62,16 @@ def first_guess(stack: Stack, batch: Batch, context: Context, rows_at_once: int)
 
 
 def context_before(stack: Stack, fresh: Fresh, starts: Tensor) -> Context:
-    """What a canvas may read of its own example: the tokens strictly before its first position."""
+    """What each canvas may read of its own example: the tokens strictly before its first position."""
+    canvases = len(starts) // len(fresh.keys[0])
+    if canvases > 1:
+        fresh = Fresh(_repeated(fresh.keys, canvases), _repeated(fresh.values, canvases))
     return context_of_fresh(fresh, stack.config.kinds, starts)
+
+
+def _repeated(layers: tuple[Tensor, ...], times: int) -> tuple[Tensor, ...]:
+    """Each example's once per canvas, side by side."""
+    return tuple(part[:, None].expand(-1, times, -1, -1, -1).flatten(0, 1) for part in layers)
 
 
 def empty_context(stack: Stack, rows: int) -> Context:

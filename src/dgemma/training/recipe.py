@@ -49,7 +49,7 @@ class DataRecipe:
 class NoiseRecipe:
     """The objective's settings.
 
-    canvas_len: None for the model's own.
+    canvas_len: None for the model's own. canvases: so many of each example, which is encoded once for all.
     self_conditioning: the share of examples that see their first guess.
     encoder_weight: of the encoder's next-token loss beside the diffusion loss.
     power: noise levels are u ** power for uniform u; below 1 there is more of high levels, where a task
@@ -57,6 +57,7 @@ class NoiseRecipe:
     """
 
     canvas_len: int | None = None
+    canvases: int = 1
     self_conditioning: float = 0.5
     encoder_weight: float = 1.0
     power: float = 1.0
@@ -64,6 +65,7 @@ class NoiseRecipe:
     def __post_init__(self) -> None:
         if self.canvas_len is not None:
             _whole("noise.canvas_len", self.canvas_len, 1)
+        _whole("noise.canvases", self.canvases, 1)
         _real("noise.self_conditioning", self.self_conditioning, 0, 1)
         _real("noise.encoder_weight", self.encoder_weight, 0)
         _real("noise.power", self.power, 0.01)

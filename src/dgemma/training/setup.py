@@ -79,6 +79,7 @@ def prepare(recipe: Recipe, *, lm: LanguageModel | None = None, progress: Progre
             self_conditioning=recipe.noise.self_conditioning,
             pad_to=_pad_to(recipe),
             pad_chosen_to=_PAD_CHOSEN if recipe.compile else 1,
+            per_example=recipe.noise.canvases,
             # What nobody learns from need not be computed.
             encode_answers=recipe.noise.encoder_weight > 0,
             noise_power=recipe.noise.power,

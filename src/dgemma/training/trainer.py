@@ -140,7 +140,7 @@ class Trainer:
         norm = self._optimizer.step(rate)
         self._step += 1
         self._count_bad(norm)
-        num_tokens = self._num_read(examples, batches) + recipe.batch * self.setup.canvases.canvas_len
+        num_tokens = self._num_read(examples, batches) + sum(batch.clean.numel() for batch in batches)
         self._tokens += num_tokens
         seconds = time.monotonic() - started
         speed = self._speed.add(num_tokens, seconds)
@@ -165,7 +165,8 @@ class Trainer:
         """Tokens the encoder reads, padding not counted."""
         if self.setup.canvases.encode_answers:
             return sum(len(example.tokens) for example in examples)
-        return sum(int(batch.starts.sum()) for batch in batches)
+        each = self.setup.canvases.per_example
+        return sum(int(batch.starts.view(-1, each).amax(1).sum()) for batch in batches)
 
     def _batches(self) -> tuple[list[Any], list[Batch]]:
         recipe = self.recipe
