@@ -1,7 +1,6 @@
 """From random weights to a model that solves: `dgemma train recipes/sudoku/learn.py`.
 
-The learning rate stays where it is, so `steps=N` prolongs a run; `settle.py` lets it fall. The encoder is
-not supervised here: its half of a step goes into puzzles.
+The encoder is not supervised here: its half of a step goes into puzzles. `deepen.py` goes on from there.
 """
 
 from dgemma.sudoku.grid_records import EXAMPLE_LEN
@@ -36,7 +35,7 @@ recipe = Recipe(
     optimizer=OptimizerRecipe(
         kind="muon", learning_rate=3e-3, betas=(0.9, 0.99), weight_decay=1e-2, warmup=0.02, decay="constant"
     ),
-    steps=5000,
+    steps=1200,
     batch=64,
     compile=True,
     saving=SavingRecipe(every=250),

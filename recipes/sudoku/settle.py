@@ -1,8 +1,8 @@
-"""The second half: the learning rate falls, and the encoder learns to write too.
+"""The last part: the learning rate falls, and the encoder learns to write too.
 
     dgemma train recipes/sudoku/settle.py
 
-It begins with the weights `learn.py` ended with. The encoder's loss teaches the causal door to write answers
+It begins with the weights `deepen.py` ended with. The encoder's loss teaches the causal door to write answers
 left to right, which nothing but the comparison with that needs.
 """
 
@@ -21,13 +21,13 @@ from dgemma.training.recipe import (
 puzzles = Presentations(
     read_puzzles("data/sudoku/train.csv.xz"),
     count=1 << 40,
-    seed=1,  # other symmetries and clues than before
-    curriculum=Curriculum(fewest=18, most=50, skew=1.5),
+    seed=2,  # other symmetries and clues than before
+    curriculum=Curriculum(fewest=18, most=50, skew=2.0),
 )
 unseen = Presentations(held_out("medium"), count=1000, curriculum=None)
 
 recipe = Recipe(
-    model="runs/sudoku/learn/model",
+    model="runs/sudoku/deepen/model",
     out="runs/sudoku/settle",
     data=DataRecipe(records=puzzles, max_length=EXAMPLE_LEN, shuffle=False),
     held_out=HeldOutRecipe(
@@ -35,13 +35,19 @@ recipe = Recipe(
     ),
     train="all",
     freeze=(),
-    noise=NoiseRecipe(encoder_weight=0.2),
+    noise=NoiseRecipe(encoder_weight=0.2, power=0.5, guesses=4),
     optimizer=OptimizerRecipe(
-        learning_rate=1e-3, betas=(0.9, 0.99), weight_decay=1e-2, warmup=0.02, decay="cosine", final=0.02
+        kind="muon",
+        learning_rate=3e-3,
+        betas=(0.9, 0.99),
+        weight_decay=1e-2,
+        warmup=0.02,
+        decay="linear",
+        final=0.02,
     ),
     steps=1000,
     batch=64,
-    seed=1,
+    seed=2,
     compile=True,
     saving=SavingRecipe(every=250),
 )

@@ -23,7 +23,11 @@ def chat(*, clipped: bool = False) -> Example:
 
 
 def same(a: Batch, b: Batch) -> bool:
-    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in vars(a))
+    names = [name for name in vars(a) if name != "guessed"]
+    pairs = [*((getattr(a, name), getattr(b, name)) for name in names)]
+    return len(a.guessed) == len(b.guessed) and all(
+        torch.equal(x, y) for x, y in (*pairs, *zip(a.guessed, b.guessed, strict=True))
+    )
 
 
 def test_canvases_are_counted_from_each_replys_own_start() -> None:
@@ -87,7 +91,7 @@ def test_noise_is_uniform_and_replaces_its_share_with_any_word() -> None:
     words = torch.cat((words[:5], words[6:]))
     mean = words.mean()
     assert ((words - mean) ** 2 / mean).sum() < 84  # 48 degrees, p = 0.001
-    assert batch.conditioned.mean().item() == pytest.approx(0.5, abs=0.03)
+    assert [len(rows) / len(batch.noise) for rows in batch.guessed] == [pytest.approx(0.5, abs=0.03)]
 
 
 def test_a_power_leans_the_noise_to_high_levels_and_draws_nothing_anew() -> None:
@@ -100,18 +104,34 @@ def test_a_power_leans_the_noise_to_high_levels_and_draws_nothing_anew() -> None
     )
     assert (leaning.noise < 0.5).float().mean().item() == pytest.approx(0.5 ** (1 / power), abs=0.02)
     torch.testing.assert_close(leaning.noise, even.noise**power, atol=1e-2, rtol=0)
-    assert torch.equal(leaning.conditioned, even.conditioned)
+    assert torch.equal(leaning.guessed[0], even.guessed[0])
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, (1 << 64) - 1), st.integers(1, 5))
 def test_a_rows_randomness_does_not_depend_on_its_company(first: int, seed: int, rows: int) -> None:
-    settings = CanvasSettings(canvas_len=CANVAS, vocab_size=VOCAB, fill_token=EOS, seed=seed)
+    settings = CanvasSettings(canvas_len=CANVAS, vocab_size=VOCAB, fill_token=EOS, seed=seed, guesses=3)
     numbers = [first + i for i in range(rows)]
     together = make_batch([chat()] * rows, numbers, settings)
     for row, number in enumerate(numbers):
         alone = make_batch([chat()], [number], settings)
-        for name in ("starts", "clean", "noisy", "weights", "noise", "conditioned"):
+        for name in ("starts", "clean", "noisy", "weights", "noise"):
             assert torch.equal(getattr(together, name)[row], getattr(alone, name)[0]), name
+        assert sum(row in rows for rows in together.guessed) == len(alone.guessed)
+
+
+def test_guesses_are_drawn_from_one_to_the_most_for_the_share_that_wants_them() -> None:
+    settings = replace(SETTINGS, guesses=3, self_conditioning=0.6)
+    batch = make_batch([chat()] * 3000, range(3000), settings)
+    shares = [len(rows) / 3000 for rows in batch.guessed]
+    assert shares == [pytest.approx(share, abs=0.03) for share in (0.6, 0.4, 0.2)]
+    for rows, more in zip(batch.guessed, batch.guessed[1:], strict=False):
+        assert set(more.tolist()) < set(rows.tolist())
+    padded = make_batch([chat()] * 40, range(40), replace(settings, pad_guessed_to=16))
+    plain = make_batch([chat()] * 40, range(40), settings)
+    for rows, those in zip(padded.guessed, plain.guessed, strict=True):
+        assert len(rows) % 16 == 0
+        assert set(rows.tolist()) == set(those.tolist())
+    assert make_batch([chat()], [0], replace(settings, self_conditioning=0)).guessed == ()
 
 
 def test_many_canvases_of_an_example_are_different_ones_with_noise_of_their_own() -> None:
@@ -155,7 +175,9 @@ def test_padding_rounds_shapes_and_weighs_nothing() -> None:
         ({"self_conditioning": 1.5}, "self_conditioning is 1.5"),
         ({"noise_power": 0}, "noise_power is 0"),
         ({"pad_to": 0}, "pad_to is 0"),
+        ({"pad_guessed_to": 0}, "pad_guessed_to is 0"),
         ({"per_example": 0}, "per_example is 0"),
+        ({"guesses": 0}, "guesses is 0"),
         ({"pad_chosen_to": 0}, "pad_chosen_to is 0"),
     ],
 )

@@ -1,7 +1,7 @@
 """From examples to one training batch: canvases of each, corrupted, beside their clean causal context.
 
 Everything random is a function of (seed, presentation number): which canvas, how much noise, which tokens
-are replaced by what, and whether the first guess is fed back. A batch therefore does not depend on how it
+are replaced by what, and how many guesses are fed back. A batch therefore does not depend on how it
 was divided, and a run resumes from a number alone.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,10 @@ class CanvasSettings:
     """How canvases are cut and corrupted.
 
     pad_to: lengths are rounded up to a multiple of it, so that compiled code meets few shapes.
-    pad_chosen_to: the same for the number of tokens the encoder is supervised on.
+    pad_chosen_to: the same for the number of tokens the encoder is supervised on. pad_guessed_to: and for the
+    number of canvases that are guessed at once.
+    self_conditioning: the share of canvases that are learned behind a guess. guesses: it is the last of up to
+    so many, each made behind the one before; how many is drawn per canvas.
     noise_power: noise levels are u ** noise_power for uniform u; below 1 there is more of high levels.
     per_example: canvases of one example. It is encoded once for all of them.
     encode_answers: whether the encoder reads, and is supervised on, more than a canvas's context.
@@ -42,8 +46,10 @@ class CanvasSettings:
     fill_token: int
     seed: int = 0
     self_conditioning: float = 0.5
+    guesses: int = 1
     pad_to: int = 1
     pad_chosen_to: int = 1
+    pad_guessed_to: int = 1
     per_example: int = 1
     encode_answers: bool = True
     noise_power: float = 1.0
@@ -59,7 +65,7 @@ class CanvasSettings:
             raise InputError(f"self_conditioning is {self.self_conditioning}; it must be from 0 to 1.")
         if not self.noise_power > 0:
             raise InputError(f"noise_power is {self.noise_power}; it must be above 0.")
-        for name in ("pad_to", "pad_chosen_to", "per_example"):
+        for name in ("pad_to", "pad_chosen_to", "pad_guessed_to", "per_example", "guesses"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
@@ -77,13 +83,19 @@ class Batch:
     noisy: Tensor  # [rows, canvas]
     weights: Tensor  # [rows, canvas] fp32
     noise: Tensor  # [rows] fp32, the share of tokens replaced
-    conditioned: Tensor  # [rows] fp32, 1 where the first guess is fed back
+    guessed: tuple[Tensor, ...]  # the rows of each pass of guesses; a row may be named twice, as padding
     encoder_places: Tensor  # [chosen] in the flattened [examples * length]: where a token is predicted
     encoder_targets: Tensor  # [chosen] the token that follows
     encoder_weights: Tensor  # [chosen] fp32
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        moved: dict[str, Any] = {}
+        for field in fields(self):
+            held = getattr(self, field.name)
+            moved[field.name] = (
+                tuple(part.to(device) for part in held) if isinstance(held, tuple) else held.to(device)
+            )
+        return Batch(**moved)
 
 
 @dataclass(frozen=True)
@@ -122,7 +134,6 @@ def make_batch(examples: Sequence[Example], presentations: Sequence[int], settin
     noise = LEAST_NOISE + (1 - 2 * LEAST_NOISE) * draws.unit(_Use.NOISE, 1) ** settings.noise_power
     replaced = draws.unit(_Use.REPLACE, settings.canvas_len) < noise
     random = draws.below(_Use.TOKEN, settings.canvas_len, settings.vocab_size)
-    conditioned = draws.unit(_Use.CONDITION, 1)[:, 0] < settings.self_conditioning
     if settings.encode_answers:
         tokens = _padded([example.tokens for example in examples], settings.pad_to)
         places, targets, encoder_weights = _encoder_targets(examples, tokens.shape[1], settings.pad_chosen_to)
@@ -138,11 +149,25 @@ def make_batch(examples: Sequence[Example], presentations: Sequence[int], settin
         noisy=torch.where(replaced, random, clean),
         weights=weights,
         noise=noise[:, 0],
-        conditioned=conditioned.float(),
+        guessed=_guessed(draws, settings),
         encoder_places=places,
         encoder_targets=targets,
         encoder_weights=encoder_weights,
     )
+
+
+def _guessed(draws: _Draws, settings: CanvasSettings) -> tuple[Tensor, ...]:
+    """Which rows are guessed in each pass: all that want a guess in the first, then ever fewer."""
+    wanted = draws.unit(_Use.CONDITION, 1)[:, 0] < settings.self_conditioning
+    counts = torch.where(wanted, 1 + draws.below(_Use.GUESSES, 1, settings.guesses)[:, 0], 0)
+    passes = [(counts > number).nonzero()[:, 0] for number in range(settings.guesses)]
+    return tuple(_repeated(rows, settings.pad_guessed_to) for rows in passes if len(rows))
+
+
+def _repeated(rows: Tensor, multiple: int) -> Tensor:
+    """Padding that computes what is computed anyway."""
+    missing = _round_up(len(rows), multiple) - len(rows)
+    return torch.cat([rows, rows[:1].expand(missing)])
 
 
 def _fill(canvases: Sequence[Canvas], settings: CanvasSettings) -> tuple[Tensor, Tensor]:
@@ -189,6 +214,7 @@ class _Use(enum.IntEnum):
     REPLACE = 2
     TOKEN = 3
     CONDITION = 4
+    GUESSES = 5
 
 
 class _Draws:

@@ -70,6 +70,8 @@ def look_at_held_out(
         encode_answers=True,
         # Comparable with every other run.
         per_example=1,
+        guesses=1,
+        pad_guessed_to=1,
         noise_power=1.0,
     )
     sums = LossSums()

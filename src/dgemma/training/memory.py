@@ -118,7 +118,7 @@ def _worst_batch(config: ModelConfig, recipe: Recipe) -> Batch:
         noisy=ids(rows, canvas),
         weights=numbers(rows, canvas),
         noise=numbers(rows),
-        conditioned=numbers(rows),
+        guessed=(torch.arange(rows),) * recipe.noise.guesses,
         encoder_places=ids(examples * (length - 1)),
         encoder_targets=ids(examples * (length - 1)),
         encoder_weights=numbers(examples * (length - 1)),

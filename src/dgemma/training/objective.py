@@ -7,7 +7,7 @@ denoiser into the encoder's keys and values. Only supervised positions reach the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,21 +44,24 @@ def hidden_states(stack: Stack, batch: Batch, rows_at_once: int) -> tuple[Tensor
     """The training forward: encoder [examples, length, hidden] and denoiser [rows, canvas, hidden]."""
     encoded, fresh = stack.encode(batch.tokens, empty_context(stack, len(batch.tokens)))
     context = context_before(stack, fresh, batch.starts)
-    soft = first_guess(stack, batch, context, rows_at_once)
+    soft = guess(stack, batch, context, rows_at_once)
     return encoded, stack.denoise(batch.noisy, context, soft)
 
 
-def first_guess(stack: Stack, batch: Batch, context: Context, rows_at_once: int) -> Tensor:
-    """What self-conditioning sees [rows, canvas, hidden]: a first pass without gradients, or zeros.
+@torch.no_grad()
+def guess(stack: Stack, batch: Batch, context: Context, rows_at_once: int) -> Tensor:
+    """What self-conditioning sees [rows, canvas, hidden]: passes without gradients, or zeros.
 
     Zeros are what inference has at a canvas's first step: their term is exactly zero.
     """
-    with torch.no_grad():
-        first = stack.denoise(batch.noisy, context)
-        soft = soft_embedding(stack.head, first.flatten(0, 1), rows_at_once).view_as(first)
-        kept = batch.conditioned[:, None, None].to(soft.dtype)
-        # Not a product: zero times a number that overflowed would not be zero.
-        return torch.where(kept > 0, soft, torch.zeros_like(soft))
+    shape = (*batch.noisy.shape, stack.config.hidden_size)
+    soft = torch.zeros(shape, dtype=stack.embedding.dtype, device=batch.noisy.device)
+    for number, rows in enumerate(batch.guessed):
+        before = soft[rows] if number else None
+        hidden = stack.denoise(batch.noisy[rows], _of_rows(context, rows), before)
+        made = soft_embedding(stack.head, hidden.flatten(0, 1), rows_at_once).view_as(hidden)
+        soft = soft.index_copy(0, rows, made)
+    return soft
 
 
 def context_before(stack: Stack, fresh: Fresh, starts: Tensor) -> Context:
@@ -67,6 +70,15 @@ def context_before(stack: Stack, fresh: Fresh, starts: Tensor) -> Context:
     if canvases > 1:
         fresh = Fresh(_repeated(fresh.keys, canvases), _repeated(fresh.values, canvases))
     return context_of_fresh(fresh, stack.config.kinds, starts)
+
+
+def _of_rows(context: Context, rows: Tensor) -> Context:
+    return replace(
+        context,
+        keys=tuple(part[rows] for part in context.keys),
+        values=tuple(part[rows] for part in context.values),
+        lengths=context.lengths[rows],
+    )
 
 
 def _repeated(layers: tuple[Tensor, ...], times: int) -> tuple[Tensor, ...]:

@@ -50,7 +50,8 @@ class NoiseRecipe:
     """The objective's settings.
 
     canvas_len: None for the model's own. canvases: so many of each example, which is encoded once for all.
-    self_conditioning: the share of examples that see their first guess.
+    self_conditioning: the share of canvases that see a guess of their own. guesses: it is the last of up
+    to so many passes, each of which sees the one before, as at inference; 1 is what is published.
     encoder_weight: of the encoder's next-token loss beside the diffusion loss.
     power: noise levels are u ** power for uniform u; below 1 there is more of high levels, where a task
     is learned whose low levels are soon easy.
@@ -59,6 +60,7 @@ class NoiseRecipe:
     canvas_len: int | None = None
     canvases: int = 1
     self_conditioning: float = 0.5
+    guesses: int = 1
     encoder_weight: float = 1.0
     power: float = 1.0
 
@@ -67,6 +69,7 @@ class NoiseRecipe:
             _whole("noise.canvas_len", self.canvas_len, 1)
         _whole("noise.canvases", self.canvases, 1)
         _real("noise.self_conditioning", self.self_conditioning, 0, 1)
+        _whole("noise.guesses", self.guesses, 1)
         _real("noise.encoder_weight", self.encoder_weight, 0)
         _real("noise.power", self.power, 0.01)
 

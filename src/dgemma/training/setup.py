@@ -31,6 +31,7 @@ MAX_EXPLICIT_TOKENS = 1024
 EXPERT_BLOCK = 128
 _PAD_CHOSEN = 256
 _CONTEXT_LENGTHS = 8
+_GUESSED_PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def prepare(recipe: Recipe, *, lm: LanguageModel | None = None, progress: Progre
         raise InputError(f"precision is {recipe.precision!r}, but the model is in {lm.dtype}; load it so.")
     _check_lengths(recipe, lm.config)
     canvas_len = recipe.noise.canvas_len or lm.config.canvas_len
+    rows = (recipe.micro_batch or recipe.batch) * recipe.noise.canvases
     execution = training_execution(recipe, lm.config, lm.device)
     if recipe.train == "lora":
         # Factors in float32 are their own masters: products run in the model's dtype in any case.
@@ -77,8 +79,10 @@ def prepare(recipe: Recipe, *, lm: LanguageModel | None = None, progress: Progre
             fill_token=_fill_token(lm),
             seed=recipe.seed,
             self_conditioning=recipe.noise.self_conditioning,
+            guesses=recipe.noise.guesses,
             pad_to=_pad_to(recipe),
             pad_chosen_to=_PAD_CHOSEN if recipe.compile else 1,
+            pad_guessed_to=-(-rows // _GUESSED_PARTS) if recipe.compile else 1,
             per_example=recipe.noise.canvases,
             # What nobody learns from need not be computed.
             encode_answers=recipe.noise.encoder_weight > 0,
@@ -113,8 +117,9 @@ def compile_layers(lm: LanguageModel) -> None:
         )
     from torch._dynamo import config
 
-    # Two kinds of layers, each encoded, denoised without and denoised with gradients, and again.
-    config.recompile_limit = max(config.recompile_limit, 16)
+    # Two kinds of layers, each encoded (at several lengths), denoised with gradients, and without them for a
+    # quarter of the rows or more.
+    config.recompile_limit = max(config.recompile_limit, 32)
     for layer in lm.stack.layers:
         layer.compile(dynamic=False)
 

@@ -1,0 +1,194 @@
+"""The pictures of the documentation, drawn from result files. No torch.
+
+    python -m benchmarks.figures sudoku RESULT.json --out docs/sudoku.svg
+    python -m benchmarks.figures text RESULT.json --out docs/text-model.svg
+
+What a file does not have is left out of its picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.line_chart import BLUE, GREEN, GREY, NOISE, ORANGE, Panel, Series, draw
+from dgemma.errors import InputError
+from dgemma.training.report import NOISE_LABELS
+
+CAPS = (6, 12, 24, 48)  # those of `benchmarks.sudoku`, which imports torch
+ACCEPTANCES = {
+    "entropy_bound": ("entropy bound", BLUE),
+    "confidence": ("confidence", GREEN),
+    "fixed": ("fixed", GREY),
+}
+BANDS = {
+    "easy": "Easy: 40 clues or more",
+    "medium": "Medium: 30 to 39 clues",
+    "hard": "Hard: fewer than 30 clues",
+}
+LEFT_TO_RIGHT = "left to right"
+SOLVED = "share of puzzles solved"
+
+Findings = Mapping[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("figure", choices=FIGURES)
+    parser.add_argument("result", type=Path, help="a file of benchmarks/results")
+    parser.add_argument("--out", type=Path, required=True, help="the SVG file to write")
+    args = parser.parse_args()
+    try:
+        args.out.write_text(figure(args.figure, args.result), encoding="utf-8")
+    except (InputError, OSError) as error:
+        parser.exit(1, f"error: {error}\n")
+
+
+def figure(name: str, result: Path) -> str:
+    """The picture `name` of a result file, as SVG."""
+    kind = FIGURES[name]
+    try:
+        found = json.loads(result.read_text(encoding="utf-8"))
+        panels, note = kind.panels(found), note_of(found)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise InputError(f"{result} is not a result of {kind.maker} ({error!r}); make it anew.") from error
+    try:
+        return draw(panels, heading=kind.heading, note=note)
+    except InputError as error:
+        raise InputError(f"{result} has nothing to draw; give a result of {kind.maker}.") from error
+
+
+def sudoku_panels(found: Findings) -> list[Panel]:
+    """A panel per band over the cap on steps, and one over the number of clues."""
+    ways = found.get("ways", {})
+    by_clues = Panel(
+        title="All: by the number of clues",
+        x_label="clues",
+        y_label=f"{SOLVED}, at most {CAPS[-1]} steps",
+        series=[
+            Series(name="entropy bound", colour=BLUE, points=clue_points(ways, f"entropy_bound-{CAPS[-1]}")),
+            Series(name=LEFT_TO_RIGHT, colour=ORANGE, points=clue_points(ways, "causal")),
+        ],
+        y_range=(0, 1),
+    )
+    return [*(band_panel(ways, band, title) for band, title in BANDS.items()), by_clues]
+
+
+def band_panel(ways: Findings, band: str, title: str) -> Panel:
+    series = [
+        Series(
+            name=name,
+            colour=colour,
+            points=[
+                (cap, ways[way][band]["exact"])
+                for cap in CAPS
+                if band in ways.get(way := f"{acceptance}-{cap}", {})
+            ],
+        )
+        for acceptance, (name, colour) in ACCEPTANCES.items()
+    ]
+    if band in ways.get("causal", {}):
+        level = ways["causal"][band]["exact"]
+        points = [(CAPS[0], level), (CAPS[-1], level)]
+        series.append(Series(name=LEFT_TO_RIGHT, colour=ORANGE, points=points, dashed=True))
+    return Panel(
+        title=title,
+        x_label="denoising steps at most",
+        y_label=SOLVED,
+        series=series,
+        x_log=True,
+        x_ticks=CAPS,
+        y_range=(0, 1),
+    )
+
+
+def clue_points(ways: Findings, way: str) -> list[tuple[float, float]]:
+    """(clues, share solved) of all bands, which have no number of clues in common."""
+    by_band = ways.get(way, {}).values()
+    return [
+        (int(group.split()[0]), share)
+        for figures in by_band
+        for group, share in figures.get("exact_by_clues", {}).items()
+    ]
+
+
+def text_panels(found: Findings) -> list[Panel]:
+    """The causal door beside n-grams, and the diffusion loss by noise level, over the text read."""
+    curve, ngrams = found.get("curve", []), found.get("ngrams", [])
+    causal = [(row["mb"], perplexity(row["causal_nats"])) for row in curve if "causal_nats" in row]
+    learned = [(row["mb"], perplexity(row["window_nats"])) for row in ngrams if "window_nats" in row]
+    by_noise = [
+        [(row["mb"], nats) for row in curve if (nats := noise_nats(row, k)) is not None]
+        for k in range(len(NOISE_LABELS))
+    ]
+    return [
+        Panel(
+            title="Left to right, on held-out text",
+            x_label="MB of text read",
+            y_label="perplexity per token",
+            series=[
+                Series(name="this model", colour=ORANGE, points=causal),
+                Series(name="5-gram Kneser-Ney", colour=GREY, points=learned),
+            ],
+            x_log=True,
+            y_log=True,
+        ),
+        Panel(
+            title="Diffusion, on held-out text",
+            x_label="MB of text read",
+            y_label="loss in nats per token, by the share of tokens that are noise",
+            series=[
+                Series(name=f"noise {name}", colour=NOISE + k, points=points)
+                for k, (name, points) in enumerate(zip(NOISE_LABELS, by_noise, strict=True))
+            ],
+            x_log=True,
+        ),
+    ]
+
+
+def perplexity(nats: float) -> float:
+    return math.exp(min(nats, 700.0))  # beyond, no float; not drawn
+
+
+def noise_nats(row: Findings, level: int) -> float | None:
+    """None: no example fell into this noise level."""
+    nats: float | None = row.get("diffusion_by_noise", [None] * len(NOISE_LABELS))[level]
+    return nats
+
+
+def note_of(found: Findings) -> str:
+    """What the picture is of, as far as the file says it."""
+    said: dict[str, Callable[[Any], str]] = {
+        "model": str,
+        "parameters": lambda count: f"{count / 1e6:.1f}M parameters",
+        "puzzles_per_band": lambda count: f"{count:,} puzzles per band",
+        "date": str,
+    }
+    return " \u00b7 ".join(say(found[key]) for key, say in said.items() if key in found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    heading: str
+    maker: str
+    """The benchmark whose results it draws."""
+    panels: Callable[[Findings], list[Panel]]
+
+
+FIGURES = {
+    "sudoku": Figure(
+        heading="Sudoku: held-out puzzles solved", maker="benchmarks.sudoku", panels=sudoku_panels
+    ),
+    "text": Figure(
+        heading="The text model, while it learns", maker="benchmarks.text_model", panels=text_panels
+    ),
+}
+
+
+if __name__ == "__main__":
+    main()
