@@ -38,7 +38,7 @@ recipe = Recipe(
     optimizer=OptimizerRecipe(
         kind="muon", learning_rate=3e-3, betas=(0.9, 0.99), weight_decay=1e-2, warmup=0.01, decay="constant"
     ),
-    steps=5000,
+    steps=649,
     batch=64,
     seed=1,
     compile=True,

@@ -45,7 +45,7 @@ recipe = Recipe(
         decay="linear",
         final=0.02,
     ),
-    steps=1000,
+    steps=1400,
     batch=64,
     seed=2,
     compile=True,
