@@ -76,6 +76,11 @@ def write_companions(directory: Path) -> list[Path]:
             "bos_token_id": BOS,
             "pad_token_id": PAD,
             "max_new_tokens": ANSWER_LEN,
+            # Hot, then as trained: a guess that is fed back too sure of itself is never given up. Chosen on
+            # training puzzles (docs/sudoku.md).
+            "t_max": 1.5,
+            "t_min": 1.0,
+            "confidence_threshold": 0.03,
         },
     }
     for name, content in contents.items():
