@@ -120,8 +120,25 @@ def compile_layers(lm: LanguageModel) -> None:
     # Two kinds of layers, each encoded (at several lengths), denoised with gradients, and without them for a
     # quarter of the rows or more.
     config.recompile_limit = max(config.recompile_limit, 32)
+    if lm.device.type == "cpu":
+        _spare_gcc_a_wrong_turn()
     for layer in lm.stack.layers:
         layer.compile(dynamic=False)
+
+
+def _spare_gcc_a_wrong_turn() -> None:
+    """Keep GCC from packing scalar code into vectors: torch writes the vectors of its CPU kernels itself.
+
+    GCC 12 with -O3 miscompiles the transposed 32 x 32 bf16 tiles of the backward pass where a head has 64
+    dimensions or more: gradients that are wrong or not finite. torch has no setting for a flag of one's own,
+    so it rides on one that is passed on as it stands.
+    """
+    from torch._inductor import config, cpp_builder
+
+    flag = " -fno-tree-slp-vectorize"
+    contract = config.cpp.enable_floating_point_contract_flag
+    if cpp_builder.is_gcc() and not contract.endswith(flag):
+        config.cpp.enable_floating_point_contract_flag = contract + flag
 
 
 def open_stream(
