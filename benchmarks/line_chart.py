@@ -6,16 +6,16 @@ They look like the curves of a training run (`dgemma.training.curves`), and fit 
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from statistics import fmean
-from xml.sax.saxutils import escape
 
 from dgemma.errors import InputError
+from dgemma.training import svg_page
 from dgemma.training.axis import Axis, value_axis
+from dgemma.training.svg_page import xml_text
 
 WIDTH, HEIGHT = 360, 230  # of the lines' area, in pixels
 _LEFT, _TOP, _BOTTOM = 52, 62, 48  # around it
@@ -25,25 +25,11 @@ LABEL_HEIGHT, MARK_PIXELS = 16, 7.0  # names at the lines' ends, and marks, are 
 LETTER_PIXELS, _TITLE_LETTER, _HEADING_LETTER = 7.4, 9.6, 13.0  # about: fonts differ, this is a wide one
 _MOST_TICKS, _LARGEST = 8, 1e100  # a number beyond counts as not finite
 
-# Colours (light page, dark page), as the curves have them. Those from NOISE on are an order.
-PALETTE = (
-    ("#2563c9", "#74acff"), ("#c2570c", "#ffa057"), ("#0f8a6b", "#4fd1a5"), ("#6b7280", "#9aa3b2"),
-    ("#1d1a9e", "#7f8cff"), ("#8a0fb0", "#bf7cf5"), ("#cf3f7d", "#f277a8"), ("#ec7a3c", "#ff9f6e"),
-    ("#cf9a00", "#ffd54a"),
-)  # fmt: skip
+PALETTE = (svg_page.BLUE, svg_page.ORANGE, svg_page.GREEN, svg_page.GREY, *svg_page.BY_NOISE)
 BLUE, ORANGE, GREEN, GREY, NOISE = range(5)
 
 _STYLE = """
-text{font:12px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fill:#4b5563}
-.heading{font-size:19px;font-weight:600;fill:#111827}.title{font-size:14px;font-weight:600;fill:#111827}
-.x{text-anchor:middle}.y{text-anchor:end}
-path{fill:none;stroke-linejoin:round;stroke-linecap:round}
-.page{fill:#fff}.grid{stroke:#e5e7eb}.axis{stroke:#9ca3af}
 .line{stroke-width:2.2}.dashed{stroke-width:2;stroke-dasharray:3 5.5}.leader{stroke-opacity:.5}
-"""
-_DARK_STYLE = """
-text{fill:#aab2c0}.heading,.title{fill:#f3f4f6}
-.page{fill:#0f141b}.grid{stroke:#262d38}.axis{stroke:#5b6472}
 """
 
 Point = tuple[float, float]
@@ -95,9 +81,9 @@ def draw(panels: Sequence[Panel], *, heading: str, note: str = "") -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}" role="img">',
-            f"<title>{_text(heading)}</title><desc>{_text(note)}</desc>",
-            f"<style>{_STYLE}{_rules(0)}",
-            f"@media (prefers-color-scheme:dark){{{_DARK_STYLE}{_rules(1)}}}</style>",
+            f"<title>{xml_text(heading)}</title><desc>{xml_text(note)}</desc>",
+            f"<style>{svg_page.STYLE}{_STYLE}{_rules(0)}",
+            f"@media (prefers-color-scheme:dark){{{svg_page.DARK_STYLE}{_rules(1)}}}</style>",
             f'<rect class="page" {size}/>',
             *header,
             *(line for panel, (x, y) in zip(shown, places, strict=True) for line in _draw_panel(panel, x, y)),
@@ -146,7 +132,7 @@ def _header(heading: str, note: str, width: int) -> tuple[list[str], int]:
     for text, style, step, letter in kinds:
         for line in textwrap.wrap(text, max(1, int(room / letter))):
             y += step
-            parts.append(f'<text class="{style}" x="{_EDGE + _LEFT}" y="{y}">{_text(line)}</text>')
+            parts.append(f'<text class="{style}" x="{_EDGE + _LEFT}" y="{y}">{xml_text(line)}</text>')
     return parts, y + 10
 
 
@@ -154,8 +140,8 @@ def _draw_panel(panel: Panel, x: int, y: int) -> Iterator[str]:
     """The panel whose upper left corner is (x, y)."""
     x_axis, y_axis = _x_axis(panel), _y_axis(panel)
     yield f'<g class="panel" transform="translate({x + _LEFT} {y + _TOP})">'
-    yield f'<text class="title" y="-34">{_text(panel.title)}</text>'
-    yield f'<text y="-14">{_text(panel.y_label)}</text>'
+    yield f'<text class="title" y="-34">{xml_text(panel.title)}</text>'
+    yield f'<text y="-14">{xml_text(panel.y_label)}</text>'
     yield from _grid(panel, x_axis, y_axis)
     drawn = [
         [(x_axis.place(a) * WIDTH, (1 - y_axis.place(b)) * HEIGHT) for a, b in s.points] for s in panel.series
@@ -195,7 +181,7 @@ def _name(series: Series, end: Point, height: float) -> Iterator[str]:
     curve = f"M{x:.1f},{y:.1f}H{WIDTH}C{bend},{y:.1f} {bend},{height:.1f} {_KEY},{height:.1f}"
     yield f'<path class="c{series.colour} leader" d="{curve}"/>'
     yield f'<path class="{_style(series)}" d="M{_KEY},{height:.1f}h12"/>'
-    yield f'<text class="name" x="{_NAME}" y="{height:.1f}" dy="4">{_text(series.name)}</text>'
+    yield f'<text class="name" x="{_NAME}" y="{height:.1f}" dy="4">{xml_text(series.name)}</text>'
 
 
 def _grid(panel: Panel, x_axis: Axis, y_axis: Axis) -> Iterator[str]:
@@ -207,7 +193,7 @@ def _grid(panel: Panel, x_axis: Axis, y_axis: Axis) -> Iterator[str]:
         yield f'<path class="axis" d="M{x},{HEIGHT}v4"/>'
         yield f'<text class="x" x="{x}" y="{HEIGHT + 20}">{text}</text>'
     yield f'<path class="axis" d="M0,{HEIGHT}h{WIDTH}"/>'
-    yield f'<text class="x" x="{WIDTH / 2}" y="{HEIGHT + 38}">{_text(panel.x_label)}</text>'
+    yield f'<text class="x" x="{WIDTH / 2}" y="{HEIGHT + 38}">{xml_text(panel.x_label)}</text>'
 
 
 def _x_axis(panel: Panel) -> Axis:
@@ -242,8 +228,3 @@ def _log_axis(low: float, high: float, *, tight: bool) -> Axis:
 def _rules(theme: int) -> str:
     colours = [pair[theme] for pair in PALETTE]
     return "".join(f".c{k}{{stroke:{c}}}.f{k}{{fill:{c}}}" for k, c in enumerate(colours))
-
-
-def _text(text: str) -> str:
-    """For XML, which has no way to write most control characters."""
-    return escape(re.sub(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text))

@@ -2,8 +2,9 @@
 
     python -m benchmarks.sudoku_revision                  (300 puzzles per band)
 
-A cell is accepted when a step keeps its draw instead of renoising it. The sampler may change it later. Here
-the same canvases are also refined with every accepted cell frozen, as masked diffusion models do.
+A cell is accepted when a step keeps its draw, and hands it to the next step, instead of renoising it. The
+sampler may change it later. Here the same canvases are also refined with every accepted cell frozen, as
+masked diffusion models do.
 """
 
 from __future__ import annotations
@@ -61,14 +62,16 @@ def refine(
         hidden = lm.denoise(state.canvas, cache, soft)
         reading = read_vocabulary(lm, hidden, sampler.schedule(left, sampler.num_steps), place, params)
         accepted = sampler.accept(sampler.score(reading), free) & running
-        first = torch.where(accepted & ~ever, reading.drawn, first)
-        ever = ever | accepted
         noise = random_tokens(place, Use.RENOISE, lm.config.canvas_len, words)
         state = step(state, reading, noise, sampler, free)
         if frozen:
             free = free & ~accepted
             # A canvas whose every cell is frozen has nothing left to decide.
             state = replace(state, settled=state.settled | ~free.any(-1))
+        # The step that settles a canvas commits its guess: what it accepts is never held.
+        held = accepted & ~state.settled[:, None]
+        first = torch.where(held & ~ever, reading.drawn, first)
+        ever = ever | held
         soft = reading.soft
         place = replace(place, step=place.step + 1)
     return Refined(state.guess, first, ever, state.steps)

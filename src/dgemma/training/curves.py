@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from xml.sax.saxutils import escape
 
 from dgemma.errors import CheckpointError
 from dgemma.training.axis import step_axis
@@ -23,6 +21,7 @@ from dgemma.training.report import (
     duration,
     read_log,
 )
+from dgemma.training.svg_page import BLUE, BY_NOISE, DARK_STYLE, GREY, ORANGE, STYLE, xml_text
 
 CURVES_NAME = "curves.svg"
 
@@ -31,29 +30,19 @@ _PANEL_WIDTH, _PANEL_HEIGHT = LEFT + WIDTH + _MARGIN, TOP + HEIGHT + BOTTOM + 16
 _LOG_STEPS_FROM = 500
 _HEADING_LEN = 44
 
-# Colours (light page, dark page). Noise levels are an order, and so are their colours.
 _COLOURS = {
-    "diffusion": ("#2563c9", "#74acff"),
-    "encoder": ("#c2570c", "#ffa057"),
-    "neutral": ("#6b7280", "#9aa3b2"),
-    "noise-0": ("#1d1a9e", "#7f8cff"),
-    "noise-1": ("#8a0fb0", "#bf7cf5"),
-    "noise-2": ("#cf3f7d", "#f277a8"),
-    "noise-3": ("#ec7a3c", "#ff9f6e"),
-    "noise-4": ("#cf9a00", "#ffd54a"),
+    "diffusion": BLUE,
+    "encoder": ORANGE,
+    "neutral": GREY,
+    **{f"noise-{k}": colours for k, colours in enumerate(BY_NOISE)},
 }
 _STYLE = """
-text{font:12px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fill:#4b5563}
-.heading{font-size:19px;font-weight:600;fill:#111827}.title{font-size:14px;font-weight:600;fill:#111827}
-.x{text-anchor:middle}.y{text-anchor:end}
-path{fill:none;stroke-linejoin:round;stroke-linecap:round}
-.page{fill:#fff}.grid{stroke:#e5e7eb}.axis{stroke:#9ca3af}.broken{stroke:#dc2626;stroke-width:1.5}
+.broken{stroke:#dc2626;stroke-width:1.5}
 .raw{stroke-width:1;stroke-opacity:.3}.raw[class^=noise]{stroke-opacity:.2}.key{stroke-opacity:.8}.smooth{stroke-width:2.2}.only{stroke-width:1.8}
 .dot{stroke-width:7}.mark{stroke-width:1.8;fill:#fff}
 """
 _DARK_STYLE = """
-text{fill:#aab2c0}.heading,.title{fill:#f3f4f6}
-.page,.mark{fill:#0f141b}.grid{stroke:#262d38}.axis{stroke:#5b6472}.broken{stroke:#f87171}
+.mark{fill:#0f141b}.broken{stroke:#f87171}
 """
 
 
@@ -90,15 +79,15 @@ def draw_curves(reports: Sequence[Report], *, title: str = "Training") -> str:
         draw_panel(right, below, "Gradient norm", [_norm(said)], axis, may_log=True),
     ]
     left, width, height = _EDGE + LEFT, 2 * (_EDGE + _PANEL_WIDTH), below + _PANEL_HEIGHT
-    heading, summary = _text(title), _text(_summary(said, looks))
-    short = _text(title if len(title) <= _HEADING_LEN else title[: _HEADING_LEN - 1] + "\u2026")
+    heading, summary = xml_text(title), xml_text(_summary(said, looks))
+    short = xml_text(title if len(title) <= _HEADING_LEN else title[: _HEADING_LEN - 1] + "\u2026")
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
             f'height="{height}" role="img">',
             f"<title>{heading}</title><desc>{summary}</desc>",
-            f"<style>{_STYLE}{_rules(0)}",
-            f"@media (prefers-color-scheme:dark){{{_DARK_STYLE}{_rules(1)}}}</style>",
+            f"<style>{STYLE}{_STYLE}{_rules(0)}",
+            f"@media (prefers-color-scheme:dark){{{DARK_STYLE}{_DARK_STYLE}{_rules(1)}}}</style>",
             f'<rect class="page" width="{width}" height="{height}"/>',
             # A picture inside, so that a heading in a wide script ends before the keys.
             f'<svg width="{right}" height="48"><text class="heading" x="{left}" y="38">{short}</text></svg>',
@@ -193,8 +182,3 @@ def _keys(x: int, has_broken: bool) -> list[str]:
 
 def _rules(theme: int) -> str:
     return "".join(f".{name}{{stroke:{colours[theme]}}}" for name, colours in _COLOURS.items())
-
-
-def _text(text: str) -> str:
-    """For XML, which has no way to write most control characters."""
-    return escape(re.sub(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text))
