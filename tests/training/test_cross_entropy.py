@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from dgemma.bench.memory import peak_growth_bytes
@@ -26,7 +27,7 @@ def peak_bytes(max_logits: int) -> int | None:
     torch.nn.init.normal_(matrix.weight, std=0.3)
     matrix.requires_grad_(False)
     head = Head(matrix, 30.0, HIDDEN**0.5)
-    rows = block_rows(head, max_logits)
+    rows = max_logits // WORDS
 
     def run() -> None:
         hidden = torch.randn(POSITIONS, HIDDEN, requires_grad=True)
@@ -34,6 +35,14 @@ def peak_bytes(max_logits: int) -> int | None:
 
     run()
     return peak_growth_bytes(run, cpu)
+
+
+@pytest.mark.parametrize(("words", "rows"), [(22, 285_975), (6_144, 1_024), (262_144, 128), (1 << 26, 1)])
+def test_a_block_is_small_but_reads_a_large_vocabulary_for_many_rows(words: int, rows: int) -> None:
+    assert (
+        block_rows(Head(PlainMatrix(words, 1, dtype=torch.float32, device=torch.device("meta")), 30.0, 1.0))
+        == rows
+    )
 
 
 def test_the_vocabulary_is_never_held_for_all_positions() -> None:

@@ -11,13 +11,17 @@ from dgemma.model.head import Head
 
 # Shapes: n = positions, words = vocabulary.
 
-# Numbers of one block of logits: 32 M are 134 MB in fp32, held a few times over while it is worked on.
+# Numbers of one block of logits. 6 M are 25 MB in fp32, which the allocator keeps between blocks: larger ones
+# go back to the system each time, and their pages are cleared anew (3.5 times as slow, docs/lab-notes.md).
+USUAL_LOGITS = 6 << 20
 MAX_LOGITS = 32 << 20
+MIN_ROWS = 128  # fewer rows would read a large vocabulary's weights too often
 
 
-def block_rows(head: Head, max_logits: int = MAX_LOGITS) -> int:
+def block_rows(head: Head) -> int:
     """Positions whose logits are held at once."""
-    return max(1, max_logits // head.vocab_size)
+    usual, most = (size // head.vocab_size for size in (USUAL_LOGITS, MAX_LOGITS))
+    return max(1, usual, min(MIN_ROWS, most))
 
 
 def cross_entropy(head: Head, hidden: Tensor, targets: Tensor, rows: int) -> Tensor:
