@@ -40,6 +40,16 @@ class Refined:
     steps: Tensor  # [rows]
 
 
+@dataclass(frozen=True)
+class Given:
+    """An acceptance that was decided before."""
+
+    accepted: Tensor
+
+    def __call__(self, unsure: Tensor, free: Tensor) -> Tensor:
+        return self.accepted
+
+
 @torch.inference_mode()
 def refine(
     lm: LanguageModel, puzzles: Sequence[Puzzle], seeds: Sequence[int], sampler: Sampler, frozen: bool
@@ -54,6 +64,7 @@ def refine(
     state = open_canvas(random_tokens(place, Use.OPEN, lm.config.canvas_len, words))
     free = torch.ones_like(state.canvas, dtype=torch.bool)
     ever = torch.zeros_like(free)
+    everywhere = free
     first = torch.zeros_like(state.canvas)
     soft = None
     while not bool(state.settled.all()):
@@ -61,9 +72,10 @@ def refine(
         left = (sampler.num_steps - state.steps).to(torch.int32)
         hidden = lm.denoise(state.canvas, cache, soft)
         reading = read_vocabulary(lm, hidden, sampler.schedule(left, sampler.num_steps), place, params)
-        accepted = sampler.accept(sampler.score(reading), free) & running
+        # Frozen cells are judged with the others, or their share of the bound would go to unsure ones.
+        accepted = sampler.accept(sampler.score(reading), everywhere) & free & running
         noise = random_tokens(place, Use.RENOISE, lm.config.canvas_len, words)
-        state = step(state, reading, noise, sampler, free)
+        state = step(state, reading, noise, replace(sampler, accept=Given(accepted)), free)
         if frozen:
             free = free & ~accepted
             # A canvas whose every cell is frozen has nothing left to decide.
