@@ -15,9 +15,15 @@ recipe = Recipe(
     freeze=(),
     noise=NoiseRecipe(encoder_weight=0.0, power=0.5),
     optimizer=OptimizerRecipe(
-        learning_rate=1e-3, betas=(0.9, 0.99), weight_decay=1e-2, warmup=0.05, decay="cosine", final=0.05
+        kind="muon",
+        learning_rate=3e-3,
+        betas=(0.9, 0.99),
+        weight_decay=1e-2,
+        warmup=0.02,
+        decay="linear",
+        final=0.05,
     ),
-    steps=800,
+    steps=500,
     batch=64,
     compile=True,
     saving=SavingRecipe(every=200),

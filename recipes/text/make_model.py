@@ -6,6 +6,7 @@ python -m recipes.text.make_model --tokenizer data/text/tokenizer --out runs/tex
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from dgemma.checkpoint.census import take_census
@@ -19,6 +20,9 @@ ROPE = {
     LayerKind.SLIDING: RopeShape(theta=1e3, rotated_share=1.0),
     LayerKind.FULL: RopeShape(theta=1e4, rotated_share=0.5),
 }
+# Colder than the released model's 0.8 to 0.4, at which canvases of so small a model never settle
+# (docs/text-model.md).
+TEMPERATURES = {"t_max": 0.5, "t_min": 0.2}
 
 
 def config_of(vocab_size: int) -> ModelConfig:
@@ -39,6 +43,9 @@ def main() -> None:
     config = config_of(Tokenizer.from_directory(args.tokenizer).vocab_size)
     companions = sorted(args.tokenizer.iterdir())
     write_random(args.out, config, dtype="F32", seed=args.seed, companions=companions)
+    generation = args.out / "generation_config.json"
+    settings = {**json.loads(generation.read_text()), **TEMPERATURES}
+    generation.write_text(json.dumps(settings, indent=2) + "\n")
     print(f"{args.out}: {take_census(config).total_parameters:,} random parameters")
 
 
