@@ -1,9 +1,9 @@
 """The pictures of the documentation, drawn from result files. No torch.
 
-    python -m benchmarks.figures sudoku RESULT.json --out docs/sudoku.svg
+    python -m benchmarks.figures sudoku RESULT.json [MORE.json ...] --out docs/sudoku.svg
     python -m benchmarks.figures text RESULT.json --out docs/text-model.svg
 
-What a file does not have is left out of its picture.
+What a file does not have is taken from those behind it, or left out of the picture.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,21 +40,24 @@ Findings = Mapping[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("figure", choices=FIGURES)
-    parser.add_argument("result", type=Path, help="a file of benchmarks/results")
+    parser.add_argument("results", type=Path, nargs="+", metavar="RESULT", help="files of benchmarks/results")
     parser.add_argument("--out", type=Path, required=True, help="the SVG file to write")
     args = parser.parse_args()
     try:
-        args.out.write_text(figure(args.figure, args.result), encoding="utf-8")
+        args.out.write_text(figure(args.figure, *args.results), encoding="utf-8")
     except (InputError, OSError) as error:
         parser.exit(1, f"error: {error}\n")
 
 
-def figure(name: str, result: Path) -> str:
-    """The picture `name` of a result file, as SVG."""
+def figure(name: str, result: Path, *more: Path) -> str:
+    """The picture `name` of result files, as SVG. Of ways that several files have, the first one's count."""
     kind = FIGURES[name]
     try:
-        found = json.loads(result.read_text(encoding="utf-8"))
-        panels, note = kind.panels(found), note_of(found)
+        found, *others = (json.loads(file.read_text(encoding="utf-8")) for file in (result, *more))
+        note = note_of(found, others)
+        for other in others:
+            found["ways"] = {**other["ways"], **found["ways"]}
+        panels = kind.panels(found)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise InputError(f"{result} is not a result of {kind.maker} ({error!r}); make it anew.") from error
     try:
@@ -161,12 +164,14 @@ def noise_nats(row: Findings, level: int) -> float | None:
     return nats
 
 
-def note_of(found: Findings) -> str:
-    """What the picture is of, as far as the file says it."""
+def note_of(found: Findings, others: Sequence[Findings] = ()) -> str:
+    """What the picture is of, as far as the files say it."""
+    counts = sorted({file.get("puzzles_per_band", 0) for file in (found, *others)})
+    span = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
     said: dict[str, Callable[[Any], str]] = {
         "model": str,
         "parameters": lambda count: f"{count / 1e6:.1f}M parameters",
-        "puzzles_per_band": lambda count: f"{count:,} puzzles per band",
+        "puzzles_per_band": lambda _: f"{span} puzzles per band",
         "date": str,
     }
     return " \u00b7 ".join(say(found[key]) for key, say in said.items() if key in found)

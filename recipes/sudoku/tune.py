@@ -16,7 +16,7 @@ from dgemma.training.recipe import (
 puzzles = Presentations(
     read_puzzles("data/sudoku/train.csv.xz"),
     count=1 << 40,
-    curriculum=Curriculum(first_fewest=40, fewest=18, most=50, skew=2.0, ramp=24_000),
+    curriculum=Curriculum(first_fewest=40, fewest=18, most=50, skew=2.0, ramp=20_000),
 )
 unseen = Presentations(held_out("medium"), count=1000, curriculum=None)
 
@@ -33,7 +33,7 @@ recipe = Recipe(
     optimizer=OptimizerRecipe(
         learning_rate=3e-3, betas=(0.9, 0.99), weight_decay=0.0, warmup=0.02, decay="linear", final=0.05
     ),
-    steps=800,
+    steps=600,
     batch=64,
     compile=True,
     saving=SavingRecipe(every=250),

@@ -291,6 +291,23 @@ def test_a_text_file_without_n_grams_is_drawn_without_them(saved: Path) -> None:
     assert "5-gram Kneser-Ney" not in texts(causal)
 
 
+def test_files_behind_the_first_fill_its_gaps_and_change_nothing_else(tmp_path: Path) -> None:
+    def way(exact: float) -> dict[str, dict[str, float]]:
+        return {"easy": {"exact": exact}}
+
+    files = []
+    for number, ways in enumerate([{"fixed-6": way(0.5)}, {"fixed-6": way(0.9), "fixed-12": way(0.75)}]):
+        files.append(tmp_path / f"{number}.json")
+        files[-1].write_text(json.dumps({"puzzles_per_band": 1000 if number == 0 else 50, "ways": ways}))
+    both = tmp_path / "both.json"
+    ways = {"fixed-12": way(0.75), "fixed-6": way(0.5)}
+    both.write_text(json.dumps({"puzzles_per_band": 1000, "ways": ways}))
+    joined, whole = figure("sudoku", *files), figure("sudoku", both)
+    assert joined != figure("sudoku", files[0])
+    assert "50 to 1,000 puzzles per band" in joined
+    assert joined.replace("50 to 1,000", "1,000") == whole
+
+
 @pytest.mark.parametrize("name", ["sudoku", "text"])
 @pytest.mark.parametrize("found", [{}, {"ways": {}}, {"curve": [], "ngrams": []}])
 def test_a_file_with_nothing_to_draw_is_refused(name: str, found: object, saved: Path) -> None:
