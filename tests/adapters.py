@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from dgemma.language_model import LanguageModel
 from dgemma.model.lora import LoraSettings, lora_parameters
-from oracle import Case, tokens
+
+if TYPE_CHECKING:
+    from oracle import Case
 
 # Ranks that need filling up in bf16 (3) and differ between linears and experts.
 SETTINGS = LoraSettings(
@@ -18,6 +22,8 @@ SETTINGS = LoraSettings(
 
 def every_logit(lm: LanguageModel, case: Case) -> Tensor:
     """Both doors, with and without self-conditioning, rows of different lengths."""
+    from oracle import tokens  # the reference takes seconds to import, and who wants an adapter needs it not
+
     cache = lm.new_cache(2)
     hidden = lm.encode(tokens(case, 2, 20, seed=1), cache, lengths=[20, 13])
     canvas = tokens(case, 2, case.canvas_len, seed=2)

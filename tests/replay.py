@@ -16,14 +16,12 @@ from dgemma.diffusion.reading import Reading, read_dense, scale
 from dgemma.diffusion.schedule import LinearSchedule
 from dgemma.diffusion.step import Sampler
 from dgemma.diffusion.stopping import StableAndConfident
-from dgemma.events import Finish
-from dgemma.generation.job import Job
-from dgemma.generation.parts import Model
-from dgemma.generation.run import run
+from dgemma.events import Answer
 from dgemma.language_model import LanguageModel
 from dgemma.model.config import ModelConfig
 from dgemma.params import GenerationParams
 from oracle import oracle_cache
+from plain_answer import plain_answer
 
 EOS, PAD = [1, 5], 0
 
@@ -78,46 +76,55 @@ def generate_with_oracle(oracle: Any, prompt: Tensor, canvases: int, sampler: Sa
     return found
 
 
-def replay(
-    model: Model,
-    read: Callable[[Tensor, Tensor], Reading],
-    recorded: Recorded,
-    prompt: Tensor,
-    canvases: int,
-    sampler: Sampler,
-) -> tuple[Tensor, int]:
-    """The product's own loop, on the oracle's draws. `read(hidden, temperature)` gives all but the draw."""
-    randints, multinomials = iter(recorded.randints), iter(recorded.multinomials)
+Read = Callable[[Tensor, Tensor], Reading]
+"""(hidden, temperature) -> all of a look at the vocabulary but the draw."""
 
-    def recorded_tokens(*_: Any) -> Tensor:
-        return next(randints)
 
-    def recorded_reading(_: Any, hidden: Tensor, temperature: Tensor, *__: Any) -> Reading:
-        reading = read(hidden, temperature)
-        return replace(reading, drawn=next(multinomials).view_as(reading.guess))
+class Draws:
+    """The oracle's draws, in place of ours."""
 
-    canvas_len = model.config.canvas_len
-    params = GenerationParams(max_tokens=canvases * canvas_len, end_tokens=tuple(EOS))
-    job = Job(prompts=(tuple(prompt[0].tolist()),), seeds=(0,), params=params, sampler=sampler)
-    with (
-        mock.patch("dgemma.generation.loop.random_tokens", recorded_tokens),
-        mock.patch("dgemma.generation.loop.read_vocabulary", recorded_reading),
-    ):
-        answer = next(event.answer for event in run(model, job) if isinstance(event, Finish))
-    assert next(randints, None) is None, "the oracle drew more"
-    # The oracle returns whole canvases, filled up behind the end token.
-    filled = [*answer.tokens, *[PAD] * (-len(answer.tokens) % canvas_len)]
-    return torch.tensor(filled), answer.forwards
+    def __init__(self, recorded: Recorded, read: Read) -> None:
+        self._randints, self._multinomials = iter(recorded.randints), iter(recorded.multinomials)
+        self._read = read
+
+    def noise(self, *_: Any) -> Tensor:
+        return next(self._randints)
+
+    def read(self, _: Any, hidden: Tensor, temperature: Tensor, *__: Any) -> Reading:
+        reading = self._read(hidden, temperature)
+        return replace(reading, drawn=next(self._multinomials).view_as(reading.guess))
+
+    def outcome(self, answer: Answer, canvas_len: int) -> tuple[Tensor, int]:
+        assert next(self._randints, None) is None, "the oracle drew more"
+        # The oracle returns whole canvases, filled up behind the end token.
+        filled = [*answer.tokens, *[PAD] * (-len(answer.tokens) % canvas_len)]
+        return torch.tensor(filled), answer.forwards
 
 
 def replay_with_ours(
     lm: LanguageModel, recorded: Recorded, prompt: Tensor, canvases: int, sampler: Sampler
 ) -> tuple[Tensor, int]:
+    """The product's own engine, on the oracle's draws."""
+
     def read(hidden: Tensor, temperature: Tensor) -> Reading:
         scaled = scale(lm.logits(hidden), temperature)
         return replace(read_dense(scaled, None), soft=lm.soft_embedding(scaled))
 
-    return replay(lm, read, recorded, prompt, canvases, sampler)
+    draws = Draws(recorded, read)
+    canvas_len = lm.config.canvas_len
+    with (
+        mock.patch("dgemma.engine.engine.random_tokens", draws.noise),
+        mock.patch("dgemma.generation.parts.random_tokens", draws.noise),
+        mock.patch("dgemma.generation.parts.read_vocabulary", draws.read),
+    ):
+        answer = lm.generate(
+            prompt[0].tolist(),
+            max_tokens=canvases * canvas_len,
+            end_tokens=tuple(EOS),
+            sampler=sampler,
+            seed=0,
+        )
+    return draws.outcome(answer, canvas_len)
 
 
 @dataclass
@@ -132,7 +139,7 @@ class OracleDoors:
     def new_cache(self, batch: int = 1, capacity: int | None = None) -> Any:
         return oracle_cache(self.oracle)
 
-    def encode(self, tokens: Tensor, cache: Any, lengths: Any = None) -> Tensor:
+    def encode(self, tokens: Tensor, cache: Any) -> Tensor:
         return self.oracle.model.encoder(input_ids=tokens, past_key_values=cache).last_hidden_state
 
     def denoise(self, canvas: Tensor, cache: Any, soft: Tensor | None = None) -> Tensor:
@@ -149,4 +156,15 @@ def replay_with_oracles_forward(
         return replace(read_dense(scaled, None), soft=scaled)
 
     doors = OracleDoors(oracle, ModelConfig.from_json(oracle.config.to_dict()))
-    return replay(doors, read, recorded, prompt, canvases, sampler)
+    canvas_len = doors.config.canvas_len
+    draws = Draws(recorded, read)
+    answer = plain_answer(
+        doors,
+        tuple(prompt[0].tolist()),
+        seed=0,
+        params=GenerationParams(max_tokens=canvases * canvas_len, end_tokens=tuple(EOS)),
+        sampler=sampler,
+        noise=draws.noise,
+        read=draws.read,
+    )
+    return draws.outcome(answer, canvas_len)

@@ -24,6 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "checkpoint": {"errors", "model"},
     "machine": set(),
     "generation": {"errors", "params", "events", "model", "diffusion", "text"},
+    "engine": {"errors", "params", "events", "model", "diffusion", "text", "machine", "generation"},
     "language_model": {
         "errors",
         "params",
@@ -33,6 +34,7 @@ ROOMS: dict[str, set[str]] = {
         "text",
         "checkpoint",
         "generation",
+        "engine",
     },
     "training": {
         "errors",
@@ -47,6 +49,7 @@ ROOMS: dict[str, set[str]] = {
     "evaluation": {"errors", "params", "events", "text", "language_model", "sudoku"},
     "bench": {"events", "language_model"},
     "selfcheck": {"checkpoint", "language_model", "machine"},
+    "server": {"errors", "params", "events", "text", "engine", "__init__"},
     "cli": {
         "errors",
         "params",
@@ -59,6 +62,8 @@ ROOMS: dict[str, set[str]] = {
         "evaluation",
         "bench",
         "sudoku",
+        "engine",
+        "server",
         "__init__",
     },
     "__init__": {"errors", "params", "events", "model", "diffusion", "language_model"},
@@ -69,8 +74,9 @@ TORCH_FREE = [
     "checkpoint/safetensors_file.py", "checkpoint/adapter_source.py", "checkpoint/adapter_config.py",
     "training/example.py", "training/report.py", "training/event_file.py", "training/curves.py",
     "training/stream.py", "training/sources.py", "training/records.py", "training/order.py", "__init__.py",
-    "checkpoint/bundled.py",
-    *(str(file.relative_to(SOURCE)) for room in ("text", "sudoku") for file in (SOURCE / room).glob("*.py")),
+    "checkpoint/bundled.py", "engine/pages.py", "engine/prefix.py", "engine/memory.py", "engine/capacity.py",
+    "engine/scheduler.py", "engine/service.py",
+    *(str(f.relative_to(SOURCE)) for r in ("text", "sudoku", "server") for f in (SOURCE / r).glob("*.py")),
 ]  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 

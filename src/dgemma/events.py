@@ -7,6 +7,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+LogProbs = tuple[tuple[int, float], ...]
+"""The likeliest words in a token's place, with their log-probabilities."""
+
 
 class FinishReason(enum.StrEnum):
     STOP = "stop"  # an end token or a stop string
@@ -27,6 +30,19 @@ class Draft:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ToolCall:
+    """A call the model asks for; `error` says what is wrong with one that cannot be read."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    @property
+    def arguments_json(self) -> str:
+        return json.dumps(self.arguments, ensure_ascii=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Commit:
     """Tokens that are final: a settled canvas, or one token of a causal answer."""
 
@@ -36,6 +52,8 @@ class Commit:
     steps: int  # denoise forwards it took; 0 when written causally
     text: str  # what this adds to the answer's text
     thought: str = ""  # what this adds to the answer's thought
+    tool_calls: tuple[ToolCall, ...] = ()  # that this completes
+    logprobs: tuple[LogProbs, ...] | None = None  # per token of `tokens`, where they were asked for
     settled: bool = True  # False: the best guess of a canvas that the deadline cut short
 
 
@@ -48,19 +66,6 @@ class Timings:
     commit_s: float = 0.0  # encoding finished canvases, or causal tokens
     first_commit_s: float = 0.0  # from the call to the first final text
     total_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToolCall:
-    """A call the model asks for; `error` says what is wrong with one that cannot be read."""
-
-    name: str
-    arguments: dict[str, Any] = field(default_factory=dict)
-    error: str | None = None
-
-    @property
-    def arguments_json(self) -> str:
-        return json.dumps(self.arguments, ensure_ascii=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +84,7 @@ class Answer:
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, taken from an earlier turn's cache
     provisional_tokens: int = 0  # at the end: a best guess that the deadline cut short
-    logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None  # per token: (word, log-probability)
+    logprobs: tuple[LogProbs, ...] | None = None  # per token
     timings: Timings = Timings()
 
     @property

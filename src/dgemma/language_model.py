@@ -20,12 +20,12 @@ from dgemma.checkpoint.load import Progress, load_stack
 from dgemma.checkpoint.save import save
 from dgemma.checkpoint.source import CheckpointSource, open_checkpoint, read_json
 from dgemma.diffusion.step import Sampler
+from dgemma.engine.local import LocalEngine
+from dgemma.engine.service import EngineRequest
 from dgemma.errors import CheckpointError, DeviceError, InputError, suggestion
 from dgemma.events import Answer, Event, Finish
-from dgemma.generation.job import Job, read_prompts, seeds_for
+from dgemma.generation.job import check_prompt, read_prompts, seeds_for
 from dgemma.generation.parts import compile_ahead
-from dgemma.generation.run import run
-from dgemma.generation.turns import TurnMemory
 from dgemma.model.cache import KVCache
 from dgemma.model.config import ModelConfig
 from dgemma.model.execution import default_execution
@@ -80,7 +80,7 @@ def load(
     if adapter is not None:
         lm = lm.with_adapter(adapter)
     if compile:
-        compile_ahead(lm)
+        compile_ahead(lm.stack)
     return lm
 
 
@@ -140,7 +140,7 @@ class LanguageModel:
     def __init__(self, stack: Stack, source: CheckpointSource | None = None) -> None:
         self.stack = stack
         self._source = source
-        self._memory = TurnMemory()
+        self._engine: LocalEngine | None = None
 
     @property
     def config(self) -> ModelConfig:
@@ -218,7 +218,7 @@ class LanguageModel:
         """The same files and text behind another stack."""
         twin = copy.copy(self)
         twin.stack = stack
-        twin._memory = TurnMemory()  # a cache computed in another way is another cache
+        twin._engine = None  # a context computed in another way is another context
         return twin
 
     # Adapters
@@ -243,6 +243,10 @@ class LanguageModel:
     def merged(self) -> LanguageModel:
         """The adapter added into new weights, as fast as the base; this handle stays as it is."""
         return self.with_stack(merged(self.stack))
+
+    def fingerprint(self) -> str:
+        """A short name for the base's weights, the same in fp32 and bf16; an adapter does not change it."""
+        return fingerprint(self.stack)
 
     def save_adapter(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the adapter alone, in the layout that PEFT reads, for this base."""
@@ -320,8 +324,8 @@ class LanguageModel:
         options: the fields of `dgemma.GenerationParams`.
         """
         prompts, is_list = read_prompts(prompt, self._text_ids)
-        job = self._job(prompts, seeds, preset, sampler, options, drafts=False)
-        answers = {e.row: e.answer for e in run(self, job) if isinstance(e, Finish)}
+        events = self._run(prompts, seeds, preset, sampler, options, drafts=False)
+        answers = {e.row: e.answer for e in events if isinstance(e, Finish)}
         return [answers[row] for row in range(len(prompts))] if is_list else answers[0]
 
     def stream(
@@ -337,7 +341,7 @@ class LanguageModel:
         prompts, is_list = read_prompts(prompt, self._text_ids)
         if is_list:
             raise InputError("prompt is a list of prompts; stream takes one. Use generate for a batch.")
-        return run(self, self._job(prompts, None, preset, sampler, options, drafts=drafts))
+        return self._run(prompts, None, preset, sampler, options, drafts=drafts)
 
     def chat(
         self,
@@ -351,7 +355,7 @@ class LanguageModel:
     ) -> Answer:
         """Answer a conversation through the checkpoint's chat template.
 
-        Give the whole conversation at each turn; what the last turn already read is not read again.
+        Give the whole conversation at each turn; what earlier turns already read is not read again.
         """
         events = self.stream_chat(
             messages,
@@ -379,10 +383,9 @@ class LanguageModel:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         prompt = self.chat_template.render(messages, tools=tools, enable_thinking=thinking)
-        job = self._job([tuple(prompt)], None, preset, sampler, options, drafts=drafts)
-        return run(self, replace(job, memory=self._memory))
+        return self._run([tuple(prompt)], None, preset, sampler, options, drafts=drafts)
 
-    def _job(
+    def _run(
         self,
         prompts: Sequence[tuple[int, ...]],
         seeds: Sequence[int] | None,
@@ -391,16 +394,22 @@ class LanguageModel:
         options: dict[str, Any],
         *,
         drafts: bool,
-    ) -> Job:
+    ) -> Iterator[Event]:
         params = GenerationParams.make(self.generation_defaults, preset=preset, **options)
-        return Job(
-            prompts=tuple(prompts),
-            seeds=seeds_for(len(prompts), seeds, params),
-            params=params,
-            tokenizer=self.tokenizer if params.stop or self.has_tokenizer else None,
-            sampler=sampler,
-            drafts=drafts,
-        )
+        for number, prompt in enumerate(prompts):
+            which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
+            check_prompt(prompt, self.config.vocab_size, which)
+        if params.stop:
+            self.tokenizer  # noqa: B018  (without one there is no text to stop at: say so)
+        requests = [
+            EngineRequest(prompt=prompt, seed=seed, params=params, row=row, sampler=sampler, drafts=drafts)
+            for row, (prompt, seed) in enumerate(
+                zip(prompts, seeds_for(len(prompts), seeds, params), strict=True)
+            )
+        ]
+        if self._engine is None:
+            self._engine = LocalEngine(self.stack, self.tokenizer if self.has_tokenizer else None)
+        return self._engine.run(requests)
 
     def _text_ids(self, text: str) -> tuple[int, ...]:
         bos = self.tokenizer.bos_id

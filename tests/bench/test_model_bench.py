@@ -21,6 +21,7 @@ from dgemma.bench.reference import ReferenceTimes, TimedReference, load_referenc
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.events import Answer, Commit, Finish, FinishReason, Timings
+from dgemma.model.stack import DenoisePart, EncodePart, Stack
 
 CANVAS = PRESETS["tiny"].config.canvas_len
 PLAN = BenchPlan(prompt_tokens=12, canvases=3, steps=5, causal_tokens=4, rounds=1)
@@ -67,17 +68,36 @@ def counted(module: Any, door: str, monkeypatch: pytest.MonkeyPatch) -> list[tup
     return calls
 
 
+def our_parts(
+    monkeypatch: pytest.MonkeyPatch, note: Callable[[int], object] = lambda tokens: None
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tokens that our stack reads, and the canvases it refines; `note` is told how many each has."""
+    encoded: list[torch.Tensor] = []
+    denoised: list[torch.Tensor] = []
+    forward = Stack.forward
+
+    def counting(stack: Stack, parts: list[EncodePart | DenoisePart]) -> Any:
+        for part in parts:
+            tokens = part.tokens if isinstance(part, EncodePart) else part.canvas
+            (encoded if isinstance(part, EncodePart) else denoised).append(tokens)
+            note(tokens.shape[1])
+        return forward(stack, parts)
+
+    monkeypatch.setattr(Stack, "forward", counting)
+    return encoded, denoised
+
+
 def test_our_canvases_take_exactly_k_steps_although_they_would_settle(
     lm: dgemma.LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = lm.generate(PROMPT, max_tokens=3 * CANVAS, max_denoising_steps=5, ignore_end=True, seed=0)
     assert max(free.steps) < 5
-    denoised = counted(lm, "denoise", monkeypatch)
-    encoded = counted(lm, "encode", monkeypatch)
+    encoded, denoised = our_parts(monkeypatch)
     answer = model_bench._our_diffuse(lm, PROMPT, PLAN)
     assert answer.steps == (5, 5, 5)
-    assert denoised == [(1, CANVAS)] * 15
-    assert encoded == [(1, 12), (1, CANVAS), (1, CANVAS)]  # the prompt, then a commit between canvases
+    assert [tuple(canvas.shape) for canvas in denoised] == [(1, CANVAS)] * 15
+    # The prompt, then a commit between canvases.
+    assert [tuple(tokens.shape) for tokens in encoded] == [(1, 12), (1, CANVAS), (1, CANVAS)]
     assert len(answer.tokens) == 3 * CANVAS
 
 
@@ -122,34 +142,31 @@ def test_a_causal_token_is_one_forward_on_both_sides(
     lm: dgemma.LanguageModel, oracle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    for model, run in (
-        (lm, lambda: model_bench._our_causal(lm, PROMPT, 4)),
-        (oracle.model.encoder, lambda: TimedReference(oracle).causal(torch.tensor([PROMPT]), 4)),
-    ):
-        with monkeypatch.context() as patch:
-            door = "encode" if model is lm else "forward"
-            encoded = counted(model, door, patch)
-            clock.ticks_for(model, door, patch, seconds=lambda tokens: 1.0 if tokens == 1 else 50.0)
-            assert run() == 1.0, "the prompt's forward counts, or a token's does not"
-            assert encoded == [(1, 12), *[(1, 1)] * 4]
+    read, _ = our_parts(monkeypatch, clock.by_tokens)
+    assert model_bench._our_causal(lm, PROMPT, 4) == 1.0, "the prompt's forward counts, or a token's does not"
+    assert [tuple(tokens.shape) for tokens in read] == [(1, 12), *[(1, 1)] * 4]
+    encoded = counted(oracle.model.encoder, "forward", monkeypatch)
+    clock.ticks_for(oracle.model.encoder, "forward", monkeypatch, seconds=lambda n: 1.0 if n == 1 else 50.0)
+    assert TimedReference(oracle).causal(torch.tensor([PROMPT]), 4) == 1.0
+    assert encoded == [(1, 12), *[(1, 1)] * 4]
 
 
 def test_both_sides_write_the_same_greedy_tokens(
     lm: dgemma.LanguageModel, oracle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is timed is the same computation, not only the same number of calls."""
-    read: dict[str, list[int]] = {"ours": [], "theirs": []}
-    for name, module, door in (("ours", lm, "encode"), ("theirs", oracle.model.encoder, "forward")):
-        run = getattr(module, door)
+    ours, _ = our_parts(monkeypatch)
+    theirs: list[int] = []
+    run = oracle.model.encoder.forward
 
-        def noting(*args: Any, run: Any = run, into: list[int] = read[name], **kwargs: Any) -> Any:
-            into.extend((args[0] if args else kwargs["input_ids"]).flatten().tolist())
-            return run(*args, **kwargs)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        theirs.extend((args[0] if args else kwargs["input_ids"]).flatten().tolist())
+        return run(*args, **kwargs)
 
-        monkeypatch.setattr(module, door, noting)
+    monkeypatch.setattr(oracle.model.encoder, "forward", noting)
     model_bench._our_causal(lm, PROMPT, 4)
     TimedReference(oracle).causal(torch.tensor([PROMPT]), 4)
-    assert read["ours"] == read["theirs"]
+    assert torch.cat([tokens.flatten() for tokens in ours]).tolist() == theirs
 
 
 class Clock:
@@ -159,6 +176,9 @@ class Clock:
         self.now = 1000.0
         assert model_bench.time is reference.time
         monkeypatch.setattr(reference.time, "perf_counter", lambda: self.now)
+
+    def by_tokens(self, count: int) -> None:
+        self.now += 1.0 if count == 1 else 50.0
 
     def ticks_for(
         self, module: Any, door: str, patch: pytest.MonkeyPatch, seconds: Callable[[int], float]

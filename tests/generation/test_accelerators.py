@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dgemma.diffusion.noise import Use, place_at, random_tokens
+from dgemma.diffusion.noise import Place, Use, place_at, random_tokens
 from dgemma.diffusion.step import CanvasState, Sampler, open_canvas
-from dgemma.generation import loop
-from dgemma.generation.loop import refine
-from dgemma.language_model import LanguageModel
+from dgemma.generation.parts import refine
 from dgemma.model.cache import KVCache
 from dgemma.model.context import Context
 from dgemma.model.stack import Stack
@@ -26,31 +22,25 @@ CASE = CASES[5]  # every expert for every token: bf16 rounding cannot flip a rou
 PARAMS, SAMPLER = GenerationParams(), Sampler()
 
 
-@dataclass
-class Doors:
-    """The stack behind a fixed context, without the handle's checks of its arguments."""
-
-    stack: Stack
-    context: Context
-
-    @property
-    def config(self) -> Any:
-        return self.stack.config
-
-    def denoise(self, canvas: Tensor, cache: Any, soft: Tensor | None = None) -> Tensor:
-        return self.stack.denoise(canvas, self.context, soft)
+def steps_of(stack: Stack, context: Context, place: Place, state: CanvasState) -> CanvasState:
+    """Two steps: the second one behind the soft embedding of the first."""
+    soft = None
+    for _ in range(2):
+        hidden = stack.denoise(state.canvas, context, soft)
+        state, reading = refine(stack, state, hidden, place, SAMPLER, PARAMS)
+        soft = reading.soft
+    return state
 
 
 @torch.no_grad()
 def test_a_step_runs_under_fake_cuda() -> None:
     config = make_ours(make_oracle(CASE)).config
     with FakeCuda():
-        lm = LanguageModel(Stack(config, dtype=torch.bfloat16, device=DEVICE))
+        stack = Stack(config, dtype=torch.bfloat16, device=DEVICE)
         cache = KVCache(config, 3, dtype=torch.bfloat16, device=DEVICE)
         place = place_at([1, 2, 3], [0] * 3, [0] * 3, DEVICE)
         state = open_canvas(random_tokens(place, Use.OPEN, config.canvas_len, config.vocab_size))
-        state, reading = refine(lm, state, cache, None, place, SAMPLER, PARAMS)
-        state, _ = refine(lm, state, cache, reading.soft, place, SAMPLER, PARAMS)
+        state = steps_of(stack, cache.context(), place, state)
         for tensor in (state.canvas, state.guess, state.settled, state.steps):
             assert tensor.device.type == "cuda"
 
@@ -60,13 +50,11 @@ def test_a_step_compiles_to_one_graph() -> None:
     lm = make_ours(make_oracle(CASE), dtype=torch.bfloat16)
     cache = lm.new_cache(2)
     lm.encode(tokens(CASE, 2, 20, seed=1), cache)
-    doors = Doors(lm.stack, cache.context())
     place = place_at([1, 2], [0, 0], [0, 0], torch.device("cpu"))
     start = open_canvas(tokens(CASE, 2, 8, seed=2))
 
     def two_steps(state: CanvasState) -> CanvasState:
-        state, reading = refine(doors, state, cache, None, place, SAMPLER, PARAMS)
-        return refine(doors, state, cache, reading.soft, place, SAMPLER, PARAMS)[0]
+        return steps_of(lm.stack, cache.context(), place, state)
 
     torch._dynamo.reset()
     compiled = torch.compile(two_steps, fullgraph=True, backend="aot_eager")
@@ -86,28 +74,27 @@ class CountReadBacks(TorchDispatchMode):
 
 
 @torch.no_grad()
-def test_a_step_reads_nothing_back_and_the_loop_one_number_per_step() -> None:
+def test_a_step_reads_nothing_back_and_the_engine_one_thing_per_step() -> None:
     lm = make_ours(make_oracle(CASE), dtype=torch.bfloat16)
-    seen: list[int] = []
     mode = CountReadBacks()
+    seen: list[int] = []
 
-    def watched(model: Any, *args: Any) -> Any:
-        doors = Doors(lm.stack, args[1].context())  # the handle looks at tokens that lie on a CPU
+    def watched(*args: Any) -> Any:
         before = mode.count
-        result = refine(doors, *args)
+        result = refine(*args)
         seen.append(mode.count - before)
         return result
 
-    with mock.patch.object(loop, "refine", watched), mode:
-        answer = lm.generate([5, 6], max_tokens=8, max_denoising_steps=6, ignore_end=True, seed=1)
-    assert seen == [0] * answer.forwards
-    with mock.patch.object(loop, "refine", watched), mode:
-        before = mode.count
-        longer = lm.generate([5, 6], max_tokens=8, max_denoising_steps=12, ignore_end=True, seed=1)
-        read_back = mode.count - before
-    # The rest is the handle's look at the prompt, and does not grow with the steps.
-    assert longer.forwards == 12
-    assert read_back - longer.forwards <= 8
+    counts = []
+    for steps in (6, 12):
+        with mock.patch("dgemma.engine.looking.refine", watched), mode:
+            before = mode.count
+            answer = lm.generate([5, 6], max_tokens=8, max_denoising_steps=steps, ignore_end=True, seed=1)
+            counts.append(mode.count - before)
+        assert answer.forwards == steps
+    assert seen == [0] * 18
+    # `tolist` is not seen here; what is seen must not grow with the steps.
+    assert counts[0] == counts[1]
 
 
 @torch.no_grad()

@@ -40,10 +40,12 @@ def run_bench(
 ) -> dict[str, Any]:
     """Measure in turn, `plan.rounds` times, after a round of warming up."""
     generator = torch.Generator().manual_seed(0)
-    prompt = torch.randint(lm.config.vocab_size, (1, plan.prompt_tokens), generator=generator)
+    # A prompt per round: one that was read before would not be read again.
+    shape = (plan.rounds + 2, 1, plan.prompt_tokens)
+    *prompts, last = torch.randint(lm.config.vocab_size, shape, generator=generator)
     ours: Samples = {}
     theirs: Samples = {}
-    for number in range(plan.rounds + 1):
+    for number, prompt in enumerate(prompts):
         say("warming up" if number == 0 else f"round {number} of {plan.rounds}")
         _add(ours, _our_round(lm, prompt[0].tolist(), plan))
         if reference is not None:
@@ -58,7 +60,7 @@ def run_bench(
         "compiled": lm.stack.execution.fused_vocabulary,
         "dgemma": {name: spread(values) for name, values in ours.items()},
         "peak_extra_bytes": {
-            "dgemma": peak_growth_bytes(lambda: _our_diffuse(lm, prompt[0].tolist(), plan), lm.device)
+            "dgemma": peak_growth_bytes(lambda: _our_diffuse(lm, last[0].tolist(), plan), lm.device)
         },
         "weight_bytes": sum(parameter.nbytes for parameter in lm.stack.parameters()),
     }
@@ -70,7 +72,7 @@ def run_bench(
             for name in theirs
         }
         found["peak_extra_bytes"]["reference"] = peak_growth_bytes(
-            lambda: timed.diffuse(prompt, plan.canvases, plan.steps), lm.device
+            lambda: timed.diffuse(last, plan.canvases, plan.steps), lm.device
         )
     return found
 
@@ -89,6 +91,7 @@ def _our_diffuse(lm: LanguageModel, prompt: list[int], plan: BenchPlan) -> Answe
 def _our_round(lm: LanguageModel, prompt: list[int], plan: BenchPlan) -> dict[str, float]:
     answer = _our_diffuse(lm, prompt, plan)
     assert answer.steps == (plan.steps,) * plan.canvases
+    assert answer.cached_tokens == 0
     figures = {
         "seconds_per_step": answer.timings.denoise_s / sum(answer.steps),
         "seconds_per_causal_token": _our_causal(lm, prompt, plan.causal_tokens),

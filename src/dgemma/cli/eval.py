@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from dgemma.cli import report_view
 from dgemma.cli.generation_options import add_generation_arguments, generation_options, load_model
-from dgemma.cli.live_view import printable
+from dgemma.cli.progress import count_progress
 from dgemma.errors import InputError
 from dgemma.evaluation.comparison import compare
 from dgemma.evaluation.plan import Plan
@@ -36,7 +35,6 @@ EXAMPLES = (
     "  dgemma eval sudoku --band hard --limit 100 --batch 50\n"
     "  dgemma eval MODEL reasoning-gym:chain_sum --max-tokens 64 --limit 50"
 )
-_SECONDS_BETWEEN_LINES = 5.0
 _FAILURES_SHOWN = 5
 
 
@@ -140,7 +138,7 @@ def _print(args: argparse.Namespace, report: Report, other: StoredRun | None) ->
 
 @contextmanager
 def _progress(total: int | None) -> Iterator[Callable[[Result, bool], None]]:
-    """Yields `advance(result, with_stats)`. Everything goes to stderr: stdout belongs to the report."""
+    """Yields `advance(result, with_stats)`."""
     failures = 0
 
     def lines(result: Result, with_stats: bool) -> Iterator[str]:
@@ -154,34 +152,8 @@ def _progress(total: int | None) -> Iterator[Callable[[Result, bool], None]]:
         if with_stats:
             yield _stats(result)
 
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("eval"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            shown = bar.add_task("eval", total=total)
-
-            def advance(result: Result, with_stats: bool) -> None:
-                for line in lines(result, with_stats):
-                    bar.console.print(printable(line, bar.console.encoding), markup=False, highlight=False)
-                bar.advance(shown)
-
-            yield advance
-        return
-    done, last_line = 0, time.monotonic()
-
-    def print_line(result: Result, with_stats: bool) -> None:
-        nonlocal done, last_line
-        for line in lines(result, with_stats):
-            print(line, file=sys.stderr, flush=True)
-        done += 1
-        if time.monotonic() - last_line >= _SECONDS_BETWEEN_LINES:
-            last_line = time.monotonic()
-            of_all = "" if total is None else f" of {total}"
-            print(f"eval: {done}{of_all} examples", file=sys.stderr, flush=True)
-
-    yield print_line
+    with count_progress("eval", total, "examples") as advance:
+        yield lambda result, with_stats: advance(lines(result, with_stats))
 
 
 def _stats(result: Result) -> str:

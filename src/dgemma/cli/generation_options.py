@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from dgemma.cli.live_view import LiveView, PlainView, open_view
-from dgemma.cli.progress import byte_progress
+from dgemma.cli.progress import byte_progress, print_line
 from dgemma.errors import InputError
 from dgemma.events import Answer, Commit, Event, Finish
 from dgemma.params import PRESETS, GenerationParams
@@ -99,6 +99,20 @@ def keep_undecodable_input() -> None:
 
 
 def load_model(args: argparse.Namespace) -> LanguageModel:
+    return load_with_progress(
+        args.model,
+        dtype=args.dtype,
+        device=args.device,
+        exact=args.exact,
+        compile=args.compile,
+        adapter=args.adapter,
+    )
+
+
+def load_with_progress(
+    model: str, *, say: Callable[[str], None] = print_line, **options: Any
+) -> LanguageModel:
+    """`dgemma.load`; where there is no terminal, `say` takes a line now and then."""
     import dgemma
 
     with ExitStack() as stack:
@@ -108,19 +122,11 @@ def load_model(args: argparse.Namespace) -> LanguageModel:
         def progress(done: int, total: int) -> None:
             nonlocal advance, seen
             if advance is None:
-                advance = stack.enter_context(byte_progress("loading", total))
+                advance = stack.enter_context(byte_progress("loading", total, say))
             advance(done - seen)
             seen = done
 
-        return dgemma.load(
-            args.model,
-            dtype=args.dtype,
-            device=args.device,
-            exact=args.exact,
-            compile=args.compile,
-            adapter=args.adapter,
-            progress=progress,
-        )
+        return dgemma.load(model, **options, progress=progress)
 
 
 def show_answer(

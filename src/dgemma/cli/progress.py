@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+
+from dgemma.cli.live_view import printable
 
 _SECONDS_BETWEEN_LINES = 5.0
 
 
+def print_line(line: str) -> None:
+    """To stderr: stdout belongs to results."""
+    print(line, file=sys.stderr, flush=True)
+
+
 @contextmanager
-def byte_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yields `advance(num_bytes)`. Everything goes to stderr: stdout belongs to results."""
+def byte_progress(
+    label: str, total: int, say: Callable[[str], None] = print_line
+) -> Iterator[Callable[[int], None]]:
+    """Yields `advance(num_bytes)`. Where there is no terminal, `say` takes a line now and then."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -29,6 +38,41 @@ def byte_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
         done += num_bytes
         if time.monotonic() - last_line >= _SECONDS_BETWEEN_LINES:
             last_line = time.monotonic()
-            print(f"{label}: {done / 1e9:.2f} of {total / 1e9:.2f} GB", file=sys.stderr, flush=True)
+            say(f"{label}: {done / 1e9:.2f} of {total / 1e9:.2f} GB")
+
+    yield advance
+
+
+@contextmanager
+def count_progress(
+    label: str, total: int | None, unit: str, *, done: int = 0
+) -> Iterator[Callable[[Iterable[str]], None]]:
+    """Yields `advance(lines)`: one more is done, and `lines` are what is to be told of it."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(label, total=total, completed=done)
+
+            def advance_bar(lines: Iterable[str]) -> None:
+                for line in lines:
+                    bar.console.print(printable(line, bar.console.encoding), markup=False, highlight=False)
+                bar.advance(task)
+
+            yield advance_bar
+        return
+    last_line = time.monotonic()
+
+    def advance(lines: Iterable[str]) -> None:
+        nonlocal done, last_line
+        for line in lines:
+            print_line(line)
+        done += 1
+        if time.monotonic() - last_line >= _SECONDS_BETWEEN_LINES:
+            last_line = time.monotonic()
+            of_all = "" if total is None else f" of {total}"
+            print_line(f"{label}: {done}{of_all} {unit}")
 
     yield advance

@@ -1,32 +1,18 @@
-"""What is to be generated: prompts as token ids, one seed for each, and how."""
+"""What is to be generated: prompts as token ids, a seed for each, and how long an answer may be."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from dgemma.diffusion.step import Sampler
 from dgemma.errors import InputError
-from dgemma.generation.turns import TurnMemory
+from dgemma.model.config import ModelConfig
 from dgemma.params import GenerationParams
-from dgemma.text.tokenizer import Tokenizer
 
 Ids = tuple[int, ...]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """Prompts to be answered together."""
-
-    prompts: tuple[tuple[int, ...], ...]
-    seeds: tuple[int, ...]
-    params: GenerationParams
-    tokenizer: Tokenizer | None = None  # without one, answers are tokens only
-    sampler: Sampler | None = None  # in place of the one that `params` describe
-    memory: TurnMemory | None = None  # of a chat: one prompt only
-    drafts: bool = False
+DEFAULT_MAX_TOKENS = 1024
 
 
 def read_prompts(prompt: Any, to_ids: Callable[[str], Ids]) -> tuple[list[Ids], bool]:
@@ -57,6 +43,29 @@ def seeds_for(count: int, seeds: Sequence[int] | None, params: GenerationParams)
     for seed in seeds:
         GenerationParams(seed=seed)  # checked like `seed`
     return tuple(seeds)
+
+
+def check_prompt(prompt: Sequence[int], vocab_size: int, which: str = "the prompt") -> None:
+    if not prompt:
+        raise InputError(f"{which} is empty; give it at least one token.")
+    wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise InputError(f"{which} holds token {wrong}; this vocabulary ends at {vocab_size - 1}.")
+
+
+def most_tokens(config: ModelConfig, prompt_len: int, asked: int | None) -> int:
+    """How many tokens may be written: whole canvases must fit behind the prompt."""
+    room = max(0, config.max_positions - prompt_len) // config.canvas_len * config.canvas_len
+    if room == 0:
+        raise InputError(
+            f"the prompt has {prompt_len} tokens; this model's context of {config.max_positions} then has no "
+            f"room for a canvas of {config.canvas_len}. Shorten the prompt."
+        )
+    if asked is not None and asked > room:
+        raise InputError(
+            f"max_tokens is {asked}; this model's context leaves {room}. Lower it or shorten the prompt."
+        )
+    return min(DEFAULT_MAX_TOKENS, room) if asked is None else asked
 
 
 def _is_token(item: object) -> bool:

@@ -1,11 +1,11 @@
-"""The parts of a generation, each of use alone: sampler, prefill, reading the vocabulary."""
+"""The parts of a generation, each of use alone: the sampler, reading the vocabulary, a step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,39 +20,16 @@ from dgemma.diffusion.acceptance import (
     SurpriseScore,
 )
 from dgemma.diffusion.likeliest import NUCLEUS, truncation_floor
-from dgemma.diffusion.noise import Place, place_at
-from dgemma.diffusion.reading import Likeliest, Reading, read_dense, scaled_logits
+from dgemma.diffusion.noise import Place, Use, place_at, random_tokens
+from dgemma.diffusion.reading import Likeliest, Reading, read_dense, scale, scaled_logits
 from dgemma.diffusion.schedule import LinearSchedule
-from dgemma.diffusion.step import Sampler
+from dgemma.diffusion.step import CanvasState, Sampler, step
 from dgemma.diffusion.stopping import StableAndConfident
 from dgemma.diffusion.walk import Wishes, walk
-from dgemma.model.cache import KVCache
-from dgemma.model.config import ModelConfig
 from dgemma.model.stack import Stack
 from dgemma.params import GenerationParams
 
 # Shapes: rows = prompts or canvases of a batch, canvas = positions of a canvas.
-
-# The prompt is read in pieces of so many tokens, so that a deadline can fall between two.
-PREFILL_PIECE = 1024
-
-
-class Model(Protocol):
-    """What a generation asks of a model."""
-
-    stack: Stack
-
-    @property
-    def config(self) -> ModelConfig: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def new_cache(self, batch: int = 1, capacity: int | None = None) -> KVCache: ...
-
-    def encode(self, tokens: Tensor, cache: KVCache, lengths: Sequence[int] | None = None) -> Tensor: ...
-
-    def denoise(self, canvas: Tensor, cache: KVCache, soft: Tensor | None = None) -> Tensor: ...
 
 
 def sampler_for(params: GenerationParams) -> Sampler:
@@ -78,73 +55,88 @@ def sampler_for(params: GenerationParams) -> Sampler:
     )
 
 
-def prefill(
-    model: Model, prompts: Sequence[Sequence[int]], cache: KVCache, is_late: Callable[[], bool]
-) -> Tensor | None:
-    """Read the prompts into `cache`; -> the hidden state of each one's last token [rows, 1, hidden].
-
-    None if it got late before the end.
-    """
-    longest = max(map(len, prompts))
-    tokens = torch.zeros(len(prompts), longest, dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = torch.tensor(prompt)
-    last: list[Tensor | None] = [None] * len(prompts)
-    for begin in range(0, longest, PREFILL_PIECE):
-        if is_late():
-            return None
-        piece = tokens[:, begin : begin + PREFILL_PIECE]
-        lengths = [min(max(len(prompt) - begin, 0), piece.shape[1]) for prompt in prompts]
-        hidden = model.encode(piece, cache, lengths=lengths)
-        for row, length in enumerate(lengths):
-            if length:
-                last[row] = hidden[row, length - 1]
-    return torch.stack([state for state in last if state is not None])[:, None]
-
-
 def read_vocabulary(
-    model: Model, hidden: Tensor, temperature: Tensor, place: Place | None, params: GenerationParams
+    stack: Stack,
+    hidden: Tensor,
+    temperature: Tensor,
+    place: Place | None,
+    params: GenerationParams,
+    bias: Tensor | None = None,
 ) -> Reading:
     """One look at the vocabulary behind `hidden` [rows, canvas, hidden] at a temperature per row.
 
-    In the exact way each row walks alone, so that its bits do not depend on its company.
+    `bias` [rows, vocabulary] is added to the logits. In the exact way each row walks alone, so that its bits
+    do not depend on its company.
     """
     read = _read if hidden.shape[1] > 1 else _read_token
-    if not model.stack.execution.exact:
-        return read(model.stack, hidden, temperature, place, params)
-    readings = [
-        read(
-            model.stack,
-            hidden[row : row + 1],
-            temperature[row : row + 1],
-            None if place is None else place.row(row),
-            params,
-        )
-        for row in range(hidden.shape[0])
-    ]
+    if bias is not None:
+        bias = scale(bias[:, None], temperature)[:, 0]
+    if not stack.execution.exact:
+        return read(stack, hidden, temperature, place, params, bias)
+    readings = []
+    for row in range(hidden.shape[0]):
+        only = slice(row, row + 1)
+        here = None if place is None else place.row(row)
+        own = None if bias is None else bias[only]
+        readings.append(read(stack, hidden[only], temperature[only], here, params, own))
     return _stack_rows(readings)
 
 
+def refine(
+    stack: Stack,
+    state: CanvasState,
+    hidden: Tensor,
+    place: Place,
+    sampler: Sampler,
+    params: GenerationParams,
+    bias: Tensor | None = None,
+) -> tuple[CanvasState, Reading]:
+    """From a forward's hidden states to the next canvases: look at the vocabulary, accept and renoise.
+
+    Reads nothing back from the device.
+    """
+    # int32, as the reference counts: the temperature's last bit depends on it.
+    left = (sampler.num_steps - state.steps).to(torch.int32)
+    temperature = sampler.schedule(left, sampler.num_steps)
+    draws = place if params.temperature > 0 else None
+    reading = read_vocabulary(stack, hidden, temperature, draws, params, bias)
+    noise = random_tokens(place, Use.RENOISE, state.canvas.shape[1], stack.config.vocab_size)
+    return step(state, reading, noise, sampler), reading
+
+
+def log_probs(reading: Reading) -> Likeliest | None:
+    """The likeliest words with their log-probabilities, where they were asked for."""
+    if reading.likeliest is None:
+        return None
+    return Likeliest(reading.likeliest.words, reading.likeliest.logits - reading.log_mass[..., None])
+
+
 @torch.inference_mode()
-def compile_ahead(model: Model) -> None:
+def compile_ahead(stack: Stack) -> None:
     """Let the fused kernel of one canvas be made now, not in the first step of a request."""
-    config = model.config
-    hidden = torch.zeros(
-        1, config.canvas_len, config.hidden_size, dtype=model.stack.embedding.dtype, device=model.device
-    )
-    place = place_at([0], [0], [0], model.device)
-    read_vocabulary(model, hidden, torch.ones(1, device=model.device), place, GenerationParams())
+    config, device = stack.config, stack.norm.weight.device
+    shape = (1, config.canvas_len, config.hidden_size)
+    hidden = torch.zeros(shape, dtype=stack.embedding.dtype, device=device)
+    place = place_at([0], [0], [0], device)
+    read_vocabulary(stack, hidden, torch.ones(1, device=device), place, GenerationParams())
 
 
 def _read(
-    stack: Stack, hidden: Tensor, temperature: Tensor, place: Place | None, params: GenerationParams
+    stack: Stack,
+    hidden: Tensor,
+    temperature: Tensor,
+    place: Place | None,
+    params: GenerationParams,
+    bias: Tensor | None,
 ) -> Reading:
     head = stack.head
-    wishes = Wishes(num_likeliest=params.logprobs or 0, compiled=stack.execution.fused_vocabulary)
+    compiled = stack.execution.fused_vocabulary
+    wishes = Wishes(bias=bias, num_likeliest=params.logprobs or 0, compiled=compiled)
     if params.top_k is not None or params.top_p is not None:
         # The floor is only known when all words were seen: hence a second walk.
         count = NUCLEUS if params.top_p is not None else params.top_k
-        first = walk(hidden, head, temperature, None, Wishes(num_likeliest=count or 0, with_soft=False))
+        first_wishes = Wishes(bias=bias, num_likeliest=count or 0, with_soft=False)
+        first = walk(hidden, head, temperature, None, first_wishes)
         assert first.likeliest is not None
         floor = truncation_floor(first.likeliest, first.log_mass, params.top_k, params.top_p)
         wishes = replace(wishes, floor=floor)
@@ -152,11 +144,18 @@ def _read(
 
 
 def _read_token(
-    stack: Stack, hidden: Tensor, temperature: Tensor, place: Place | None, params: GenerationParams
+    stack: Stack,
+    hidden: Tensor,
+    temperature: Tensor,
+    place: Place | None,
+    params: GenerationParams,
+    bias: Tensor | None,
 ) -> Reading:
     """One position per row [rows, 1, hidden], read causally: all its logits at once are a small thing."""
     head = stack.head
     scaled = scaled_logits(head.products(hidden), head.logit_cap, temperature)
+    if bias is not None:
+        scaled = scaled + bias[:, None]
     if params.top_k is not None or params.top_p is not None:
         top = scaled.topk(min(NUCLEUS, scaled.shape[-1]))
         likeliest = Likeliest(top.indices, top.values)

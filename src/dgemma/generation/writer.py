@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dgemma.events import Answer, Commit, Draft, FinishReason, Timings, ToolCall
+from dgemma.events import Answer, Commit, Draft, FinishReason, LogProbs, Timings, ToolCall
 from dgemma.params import GenerationParams
 from dgemma.text.reply import Channel, ReplyParser, ReplyPiece
 from dgemma.text.stop_strings import StopStrings
 from dgemma.text.tokenizer import Tokenizer
-
-LogProbs = tuple[tuple[int, float], ...]
 
 
 class AnswerWriter:
@@ -26,7 +24,6 @@ class AnswerWriter:
         self.steps: list[int] = []
         self.provisional_tokens = 0
         self.canvas = 0  # number of the next one
-        self.committed: list[int] = []  # tokens that joined the context
         self._max_tokens = max_tokens
         self._end_tokens = frozenset(() if params.ignore_end else params.end_tokens)
         self._tokenizer = tokenizer
@@ -52,7 +49,7 @@ class AnswerWriter:
         """
         texts: list[str] = []
         thoughts: list[str] = []
-        begin = len(self.tokens)
+        begin, calls = len(self.tokens), len(self._tool_calls)
         for token in tokens:
             self.tokens.append(token)
             if token in self._end_tokens:
@@ -72,8 +69,9 @@ class AnswerWriter:
         if self.reason is not None:
             self._flush(texts, thoughts)
         new = tuple(self.tokens[begin:])
-        if self._logprobs is not None and logprobs is not None:
-            self._logprobs += logprobs[: len(new)]
+        words = None if self._logprobs is None or logprobs is None else tuple(logprobs[: len(new)])
+        if self._logprobs is not None and words is not None:
+            self._logprobs += words
         if steps:
             self.steps.append(steps)
         self._text += texts
@@ -86,6 +84,8 @@ class AnswerWriter:
             steps=steps,
             text="".join(texts),
             thought="".join(thoughts),
+            tool_calls=tuple(self._tool_calls[calls:]),
+            logprobs=words,
             settled=settled,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,10 @@ from dgemma.model.weight import Matrix, PlainMatrix
 # Shapes: rows = sequences, tokens = computed now, slots = context places, keys = slots + tokens,
 # heads = query heads, dim = head size.
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Past = Tensor | tuple[Tensor, ...]
+"""Keys or values of a context: [rows, slots, kv_heads, dim], or one tensor [keys, kv_heads, dim] per row."""
+
+Attend = Callable[[Tensor, Any, Any, Tensor, Tensor], Tensor]
 """(query, context keys, context values, fresh keys, fresh values) -> mixed values, all
 [rows, ..., heads, dim]."""
 
@@ -176,13 +180,18 @@ def _linear_keys(
     position = torch.arange(low, start + block)
     in_past = position < span.length
     places = torch.where(in_past, position % max(slots, 1), slots + (position - span.first).clamp(min=0))
+    return places, seen_by_block(position, start, block, window)
+
+
+def seen_by_block(position: Tensor, start: int, block: int, window: int | None) -> Tensor:
+    """Which of the keys at `position` the tokens from `start` on see [1, 1, block, keys]."""
     query = torch.arange(start, start + block)[:, None]
     seen = position <= query
     if window is not None:
         seen &= position > query - window
     # Padding in front of the row's length only has to stay finite; its result is thrown away.
     seen |= position == query
-    return places, seen[None, None]
+    return seen[None, None]
 
 
 def attend_denoise_by_row(lengths: tuple[int, ...], window: int | None) -> Attend:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.diffusion.acceptance import Acceptance
 from dgemma.diffusion.step import Sampler
-from dgemma.generation.job import Job
-from dgemma.generation.loop import Stopwatch
-from dgemma.generation.run import run
+from dgemma.engine.engine import Engine
+from dgemma.engine.memory import Memory
+from dgemma.engine.scheduler import Limits
+from dgemma.engine.service import EngineRequest
 from dgemma.params import GenerationParams
 
 FEW = {"max_denoising_steps": 3, "seed": 3}
@@ -258,8 +259,13 @@ def test_at_the_deadline_the_answer_so_far_is_returned_and_marked(
     lm: LanguageModel, deadline_s: float, decode: str
 ) -> None:
     params = GenerationParams(deadline_s=deadline_s, max_tokens=2000, ignore_end=True, decode=decode)  # type: ignore[arg-type]
-    job = Job(prompts=((2, 17, 5),), seeds=(1,), params=params, tokenizer=lm.tokenizer)
-    events = list(run(lm, job, Stopwatch(deadline_s, SteppingClock())))
+    memory = Memory(full_pages=80, window_pages=80, page_len=32, window=lm.config.window)
+    limits = Limits(slots=1, piece=64, block=64)
+    engine = Engine({None: lm.stack}, memory, limits, tokenizer=lm.tokenizer, clock=SteppingClock())
+    engine.add(EngineRequest(prompt=(2, 17, 5), seed=1, params=params))
+    events: list[Any] = []
+    while not engine.is_idle:
+        events += [event for _, event in engine.step()]
     answer = events[-1].answer
     assert answer.finish_reason is FinishReason.DEADLINE
     commits = [event for event in events if isinstance(event, Commit)]
@@ -268,8 +274,8 @@ def test_at_the_deadline_the_answer_so_far_is_returned_and_marked(
     assert answer.provisional_tokens == provisional
     if decode == "diffuse" and deadline_s >= 1:
         assert provisional == lm.config.canvas_len
-    unhurried = replace(params, deadline_s=None, max_tokens=max(1, len(answer.tokens)))
-    whole = finished(run(lm, replace(job, params=unhurried)))
+    limit = max(1, len(answer.tokens))
+    whole = lm.generate([2, 17, 5], seed=1, max_tokens=limit, ignore_end=True, decode=decode)
     kept = len(answer.tokens) - provisional
     assert answer.tokens[:kept] == whole.tokens[:kept], "what was committed is what would have been"
 

@@ -1,0 +1,75 @@
+"""A request on its way to an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from dgemma.diffusion.reading import Likeliest
+from dgemma.diffusion.step import Sampler
+from dgemma.engine.service import EngineRequest
+from dgemma.events import Finish, LogProbs, Timings
+from dgemma.generation.writer import AnswerWriter
+from dgemma.model.row_contexts import RowPast
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at the vocabulary showed: of a canvas, or of the token behind a causal context."""
+
+    guess: Tensor  # [positions]
+    entropy: Tensor  # [positions]
+    likeliest: Likeliest | None  # both [positions, n]
+    settled: bool
+
+    def logprobs(self) -> list[LogProbs] | None:
+        if self.likeliest is None:
+            return None
+        pairs = zip(*(part.tolist() for part in self.likeliest), strict=True)
+        return [tuple(zip(words, values, strict=True)) for words, values in pairs]
+
+
+@dataclass
+class Answering:
+    number: int
+    request: EngineRequest
+    writer: AnswerWriter
+    sampler: Sampler
+    decode: str  # "diffuse" or "causal"
+    arrived: float
+    context: list[int]  # tokens that are, or are about to be, in the context
+    cached: int = 0  # of these, found in memory
+    past: RowPast | None = None  # gathered for the running canvas
+    steps: int = 0  # taken on the running canvas
+    look: Look | None = None  # the last one at the running canvas
+    laps: dict[str, float] = field(default_factory=dict)  # seconds by phase
+    first_commit_s: float = 0.0
+
+    @property
+    def is_causal(self) -> bool:
+        return self.decode == "causal"
+
+    def options(self) -> Hashable:
+        """Answers with the same options look at the vocabulary together."""
+        params, own = self.request.params, self.request.sampler
+        rules = None if self.is_causal else self.sampler if own is None else id(own)
+        narrow = (params.temperature > 0, params.top_k, params.top_p, params.logprobs)
+        return (self.is_causal, rules, narrow, bool(self.request.logit_bias))
+
+    def finish(self, now: float) -> Finish:
+        timings = Timings(
+            prefill_s=self.laps.get("prefill", 0.0),
+            denoise_s=self.laps.get("denoise", 0.0),
+            commit_s=self.laps.get("commit", 0.0),
+            first_commit_s=self.first_commit_s,
+            total_s=now - self.arrived,
+        )
+        answer = self.writer.answer(
+            decode=self.decode,
+            timings=timings,
+            prompt_tokens=len(self.request.prompt),
+            cached_tokens=self.cached,
+        )
+        return Finish(row=self.request.row, answer=answer)

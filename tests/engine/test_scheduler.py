@@ -1,0 +1,363 @@
+"""Lives of many requests: nothing lost, nothing computed twice, nobody starves, all is given back.
+
+What every step is checked for stands in `page_contents`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from dgemma.engine.memory import Holding, Memory
+from dgemma.engine.pages import PagePool
+from dgemma.engine.prefix import KeyChain
+from dgemma.engine.scheduler import COMMIT, DENOISE, PREFILL, Entry, Limits, Scheduler
+from page_contents import Life, Request, Setting
+from random_life import random_request, random_setting, run_life
+
+STABLE = settings(derandomize=True, database=None, deadline=None)
+chances = st.randoms(use_true_random=False)
+
+
+class LivesOfRequests(RuleBasedStateMachine):
+    """Whatever comes in whatever order. Hypothesis shrinks what fails."""
+
+    plans = 0  # of all lives together
+
+    @initialize(rng=chances)
+    def begin(self, rng: random.Random) -> None:
+        self.life = Life(random_setting(rng))
+
+    @rule(rng=chances, count=st.integers(1, 3))
+    def requests_come(self, rng: random.Random, count: int) -> None:
+        for _ in range(count):
+            self.life.submit(random_request(rng, self.life))
+
+    @rule(count=st.integers(1, 8), quarters=st.integers(0, 8))
+    def plans_are_computed(self, count: int, quarters: int) -> None:
+        for _ in range(count):
+            self.life.step(quarters / 4)
+
+    @precondition(lambda self: self.life.running)
+    @rule(which=st.integers(0, 5))
+    def one_rests(self, which: int) -> None:
+        self.life.step(paused=[[*self.life.running][which % len(self.life.running)]])
+
+    @precondition(lambda self: self.life.running)
+    @rule(which=st.integers(0, 5))
+    def one_fails(self, which: int) -> None:
+        self.life.step(failing=[[*self.life.running][which % len(self.life.running)]])
+
+    @precondition(lambda self: self.life.running or self.life.waiting)
+    @rule(which=st.integers(0, 20))
+    def one_is_cancelled(self, which: int) -> None:
+        live = [*self.life.running, *self.life.waiting]
+        self.life.cancel(live[which % len(live)])
+
+    @precondition(lambda self: self.life.setting.most_gathered is None)
+    @rule(length=st.integers(1, 80))
+    def memory_grows(self, length: int) -> None:
+        self.life.ensure([length])
+
+    def teardown(self) -> None:
+        if hasattr(self, "life"):
+            self.life.drain()
+            self.life.check_rest()
+            LivesOfRequests.plans += self.life.plans
+
+
+def test_any_life_loses_nothing_repeats_nothing_and_gives_everything_back() -> None:
+    LivesOfRequests.plans = 0
+    few_long = settings(STABLE, max_examples=120, stateful_step_count=50)
+    run_state_machine_as_test(LivesOfRequests, settings=few_long)
+    assert LivesOfRequests.plans >= 10_000
+
+
+def test_long_lives_under_pressure_do_so_too() -> None:
+    lives = [run_life(seed, plans=250) for seed in range(40)]
+    assert sum(life.plans for life in lives) >= 10_000
+    met = sum((life.met for life in lives), Counter[str]())
+    # What the lives never met they would not have tested.
+    for what, least in {
+        "finished": 500,
+        "cancelled": 100,
+        "expired in the queue": 100,
+        "expired in a slot": 20,
+        "failed in prefill": 20,
+        "failed in denoise": 20,
+        "failed in commit": 10,
+        "waits for memory": 1000,
+        "waits for a slot": 1000,
+        "found tokens": 1000,
+        "branches": 100,
+        "forgotten pages": 100,
+        "forgotten tails": 100,
+        "grown": 5,
+        "refused": 5,
+    }.items():
+        assert met[what] >= least, (what, met)
+
+
+init_chain, add_to_chain = KeyChain.__init__, KeyChain.add
+grow, first_seen = Memory.grow, Memory._first_seen
+remove = Scheduler.remove
+
+
+def forget_root(self: KeyChain, page_len: int, root: bytes = b"") -> None:
+    init_chain(self, page_len)
+
+
+def forget_what_is_before(self: KeyChain, tokens: Sequence[int]) -> None:
+    for token in tokens:
+        if not self._rest:
+            self._last = b""
+        add_to_chain(self, [token])
+
+
+def remember_too_soon(self: Memory, holding: Holding, length: int) -> None:
+    grow(self, holding, length)
+    self.remember(holding, tail=True)
+
+
+def free_what_is_kept(self: PagePool, page: int) -> None:
+    if not self.in_use(page):
+        self._free.append(page)
+
+
+def write_shared_pages(self: Memory, holding: Holding, length: int) -> None:
+    """Go on in the last page that was found, as if it were one's own."""
+    if holding.full and len(holding.full) == holding.shared_full:
+        holding.full.append(holding.full[-1])
+    grow(self, holding, length)
+
+
+def slide_too_soon(self: Memory, length: int) -> int:
+    return min(first_seen(self, length) + 1, length // self.page_len)
+
+
+def claim_too_little(self: PagePool, count: int) -> None:
+    self._claimed += max(0, count - 1)
+
+
+def keep_the_claim(self: PagePool, count: int) -> None:
+    pass
+
+
+def expire_late(self: Scheduler, now: float) -> Iterator[int]:
+    for entry in (*self._waiting.values(), *(running.entry for running in self._running.values())):
+        if entry.deadline is not None and entry.deadline < now:
+            yield entry.number
+
+
+def give_a_slot_twice(self: Scheduler, number: int, *, reusable: bool = False) -> None:
+    slots = [] if self.is_waiting(number) else [self.slot(number)]
+    remove(self, number, reusable=reusable)
+    self._slots += slots
+
+
+def queue_by_number(queue: list[tuple[float, int]], item: tuple[float, int]) -> None:
+    queue.append((0.0, item[1]))
+    queue.sort()
+
+
+MUTANTS: list[tuple[object, str, Callable[..., object], str]] = [
+    (KeyChain, "__init__", forget_root, "overwritten"),
+    (KeyChain, "add", forget_what_is_before, "overwritten"),
+    (Memory, "grow", remember_too_soon, "a kept page was overwritten"),
+    (Memory, "grow", write_shared_pages, "somebody reads what is written"),
+    (Memory, "_first_seen", slide_too_soon, "too short|too soon"),
+    (PagePool, "_free_if_unwanted", free_what_is_kept, "free pages"),
+    (PagePool, "claim", claim_too_little, "room|more than was claimed"),
+    (PagePool, "unclaim", keep_the_claim, "room"),
+    (Scheduler, "_expired", expire_late, "at or behind its deadline"),
+    (Scheduler, "remove", give_a_slot_twice, "two have one slot"),
+    (heapq, "heappush", queue_by_number, "somebody was overtaken"),
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "mutant", "message"), MUTANTS, ids=[mutant.__name__ for _, _, mutant, _ in MUTANTS]
+)
+def test_the_checks_can_fail(where: object, name: str, mutant: Callable[..., object], message: str) -> None:
+    def lives() -> None:
+        for seed in range(20):
+            run_life(seed, plans=60)
+
+    with mock.patch.object(where, name, mutant), pytest.raises(AssertionError, match=message):
+        lives()
+
+
+def roomy(limits: Limits, *, full_pages: int = 64) -> Life:
+    return Life(Setting(limits=limits, full_pages=full_pages, window_pages=64))
+
+
+@settings(STABLE, max_examples=25)
+@given(
+    above=st.integers(1, 3),
+    patience=st.integers(1, 5),
+    slots=st.integers(1, 3),
+    looks=st.integers(1, 3),
+    backlog=st.integers(0, 4),
+    rush=st.integers(1, 2),
+)
+def test_nobody_starves_behind_a_stream_of_higher_priorities(
+    above: int, patience: int, slots: int, looks: int, backlog: int, rush: int
+) -> None:
+    """The bound: one of priority p that came at t is overtaken only by those of priority q that came before
+    t + (q - p) * patience_s. With one plan a second and `rush` arrivals before each that is no more than
+    rush * (q - p) * patience_s of them; each has a slot for 1 + looks plans.
+    """
+    life = roomy(Limits(slots=slots, piece=1000, block=1, patience_s=patience))
+    for _ in range(backlog):
+        life.submit(Request(tokens=[1, 2, 3], looks=looks))
+    low = life.submit(Request(tokens=[1, 2, 3], looks=looks))
+    assert low is not None
+    soon = above * patience
+    most_plans = 1 + (backlog + rush * soon) // slots * (1 + looks)
+    came: dict[int, float] = {}
+    admitted: list[int] = []
+    while low not in admitted:
+        for _ in range(rush):
+            number = life.submit(Request(tokens=[4, 5], looks=looks, priority=above))
+            assert number is not None
+            came[number] = life.now
+        admitted += life.step(1.0).admitted
+        assert life.plans <= most_plans
+    before = admitted[: admitted.index(low)]
+    assert all(came[number] < soon for number in before if number in came)
+    assert len(before) <= backlog + rush * soon
+
+
+def test_the_bound_is_patience_and_nothing_else() -> None:
+    life = roomy(Limits(slots=1, piece=10, block=1, patience_s=1e6))
+    low = life.submit(Request(tokens=[1]))
+    for _ in range(100):
+        life.submit(Request(tokens=[2], priority=1))
+        assert low not in life.step().admitted
+
+
+def test_equal_priorities_are_let_in_in_the_order_they_came() -> None:
+    life = roomy(Limits(slots=1, piece=10, block=1))
+    numbers = [life.submit(Request(tokens=[1])) for _ in range(5)]
+    admitted = [number for _ in range(10) for number in life.step(0).admitted]
+    assert admitted == numbers
+
+
+def test_a_higher_priority_is_sooner_and_a_lower_one_later() -> None:
+    life = roomy(Limits(slots=1, piece=10, block=1))
+    for priority in (0, -1, 2, 1):
+        life.submit(Request(tokens=[1], priority=priority))
+    assert [number for _ in range(8) for number in life.step(0).admitted] == [2, 3, 0, 1]
+
+
+def test_a_large_request_is_not_overtaken_by_small_ones_for_which_there_is_room() -> None:
+    life = roomy(Limits(slots=4, piece=100, block=1), full_pages=10)
+    life.submit(Request(tokens=[1] * 19, looks=3))
+    life.step()
+    large = life.submit(Request(tokens=[2] * 30))
+    small = life.submit(Request(tokens=[3]))
+    for _ in range(3):
+        assert life.step().admitted == ()
+    assert life.step().admitted == (large, small)
+
+
+def test_a_deadline_is_kept_at_the_first_plan_at_or_behind_it() -> None:
+    life = roomy(Limits(slots=1, piece=10, block=1))
+    first = life.submit(Request(tokens=[1], looks=50, deadline=3.0))
+    second = life.submit(Request(tokens=[2], deadline=2.0))
+    third = life.submit(Request(tokens=[3]))
+    assert life.step().expired == ()
+    assert life.step().expired == (second,), "also one that still waits"
+    plan = life.step()
+    assert plan.expired == (first,)
+    assert not plan.work
+    assert life.step().admitted == (third,), "the slot is free for the next plan"
+
+
+def test_who_is_late_before_it_was_let_in_is_never_let_in() -> None:
+    life = roomy(Limits(slots=1, piece=10, block=1))
+    late = life.submit(Request(tokens=[1], deadline=0.5))
+    other = life.submit(Request(tokens=[2]))
+    plan = life.step()
+    assert plan.expired == (late,)
+    assert plan.admitted == (other,)
+
+
+def test_an_expired_request_is_reported_until_it_is_removed() -> None:
+    scheduler = Scheduler(
+        Memory(page_len=4, window=5, full_pages=8, window_pages=8), Limits(slots=1, piece=8, block=1)
+    )
+    scheduler.add(Entry(number=7, tokens=[1], most_tokens=1, deadline=1.0), 0.0)
+    assert scheduler.plan(1.0).expired == scheduler.plan(1.0).expired == (7,)
+    assert scheduler.num_waiting == 1
+    scheduler.remove(7)
+    assert scheduler.plan(1.0).expired == ()
+    assert scheduler.num_waiting == scheduler.num_running == 0
+
+
+def spans(life: Life) -> list[tuple[int, int, int]]:
+    return [(work.number, work.start, work.stop) for work in life.step().work if work.phase is PREFILL]
+
+
+def test_prompts_share_a_budget_in_the_order_in_which_they_came_in() -> None:
+    life = roomy(Limits(slots=3, piece=8, block=2))
+    for token, length in enumerate((9, 5, 7)):
+        life.submit(Request(tokens=[token] * length, looks=50))
+    assert spans(life) == [(0, 0, 8)]
+    assert spans(life) == [(0, 8, 9), (1, 0, 5), (2, 0, 2)]
+    assert spans(life) == [(2, 2, 7)]
+
+
+def test_canvases_and_commits_take_no_budget() -> None:
+    life = roomy(Limits(slots=3, piece=4, block=4))
+    life.submit(Request(tokens=[1] * 4, commits=[[5] * 6], looks=1))
+    life.step()
+    life.submit(Request(tokens=[2] * 12))
+    phases = [
+        {work.number: (work.phase, work.stop - work.start) for work in life.step().work} for _ in range(3)
+    ]
+    assert phases == [
+        {0: (DENOISE, 0), 1: (PREFILL, 4)},
+        {0: (COMMIT, 6), 1: (PREFILL, 4)},
+        {0: (DENOISE, 0), 1: (PREFILL, 4)},
+    ]
+
+
+def test_pieces_end_at_blocks_and_where_others_may_go_on() -> None:
+    life = roomy(Limits(slots=1, piece=10, block=4))
+    life.submit(Request(tokens=[1] * 30, turns=[14, 3, 30]))
+    ends = [stop for _ in range(5) for _, _, stop in spans(life)]
+    assert ends == [8, 12, 20, 28, 30], "a turn that ends in page 3 ends for others with page 2"
+
+
+def test_what_can_never_be_let_in_is_not_queued() -> None:
+    scheduler = Scheduler(
+        Memory(page_len=4, window=5, full_pages=8, window_pages=8), Limits(slots=1, piece=8, block=1)
+    )
+    with pytest.raises(AssertionError):
+        scheduler.add(Entry(number=0, tokens=[1], most_tokens=33), 0.0)
+    scheduler.add(Entry(number=0, tokens=[1], most_tokens=32), 0.0)
+    with pytest.raises(AssertionError):
+        scheduler.add(Entry(number=0, tokens=[1], most_tokens=1), 0.0)
+
+
+def test_a_slot_is_kept_for_life_and_then_given_to_the_next() -> None:
+    life = roomy(Limits(slots=2, piece=10, block=1))
+    first, second = life.submit(Request(tokens=[1], looks=9)), life.submit(Request(tokens=[2], looks=1))
+    life.submit(Request(tokens=[3], looks=9))
+    slots = [{work.number: work.slot for work in life.step().work} for _ in range(3)]
+    assert slots == [{first: 0, second: 1}, {first: 0, second: 1}, {first: 0, 2: 1}]

@@ -1,0 +1,495 @@
+"""Lives of an engine: clients, faults, full memory and a clock, all from one seed. What went wrong is listed.
+
+`PYTHONPATH=src:tests python tests/engine_life.py 17` prints the life of seed 17, event by event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from importlib import resources
+from typing import Any
+
+import torch
+
+from dgemma.checkpoint.load import place
+from dgemma.checkpoint.names import tensor_specs
+from dgemma.checkpoint.random_weights import distribution
+from dgemma.engine.async_engine import AsyncEngine, Told
+from dgemma.engine.capacity import window_pages_of
+from dgemma.engine.engine import Engine
+from dgemma.engine.memory import Holding, Memory
+from dgemma.engine.prefix import KeyChain
+from dgemma.engine.scheduler import Limits
+from dgemma.engine.service import Accepted, BusyError, EngineEvent, EngineRequest, EngineStats, ServedModel
+from dgemma.errors import DgemmaError
+from dgemma.events import Answer
+from dgemma.generation.parts import read_vocabulary
+from dgemma.language_model import LanguageModel
+from dgemma.model.config import LayerKind, LayerShape, ModelConfig, RopeShape
+from dgemma.model.execution import Execution
+from dgemma.model.lora import LoraSettings, attach, lora_parameters
+from dgemma.model.stack import Stack
+from dgemma.params import GenerationParams
+from dgemma.text.tokenizer import Tokenizer
+from plain_answer import Read, plain_answer
+from virtual_time import VirtualLoop, run_virtually
+
+CONFIG = ModelConfig(
+    vocab_size=512, hidden_size=16, mlp_size=16, num_heads=2, window=8, canvas_len=4, max_positions=128,
+    layers=tuple(LayerShape(kind=kind, num_kv_heads=1, head_dim=8) for kind in LayerKind),
+    rope={kind: RopeShape(theta=1e4, rotated_share=1.0) for kind in LayerKind},
+    num_experts=2, experts_per_token=1, expert_size=8, norm_eps=1e-6, logit_cap=30.0,
+)  # fmt: skip
+BLOCK = 8
+LONGEST = 24  # tokens that a context of the questions below may hold
+QUESTIONS = 48
+POINTS = ("forward", "look", "_keep", "_tell", "_expire")  # where the engine lets a test raise
+QUIET_S = 1000.0  # by then everything has come to rest
+
+
+@cache
+def tiny_models() -> dict[str | None, LanguageModel]:
+    """The smallest model that has all parts, alone and under an adapter; exact, so that company is unseen."""
+    execution = Execution(exact=True, encode_block=BLOCK, expert_tile=4)
+    stack = Stack(CONFIG, dtype=torch.float32, device="cpu", execution=execution)
+    generator = torch.Generator().manual_seed(1)
+    for spec in tensor_specs(CONFIG):
+        mean, spread = distribution(spec)
+        place(stack, spec.path, torch.randn(spec.shape, generator=generator) * spread + mean)
+    other = attach(stack, LoraSettings(rank=2, expert_rank=1), seed=1)
+    with torch.no_grad():
+        for name, factor in lora_parameters(other).items():
+            if name.endswith(".up"):
+                factor.copy_(torch.randn(factor.shape, generator=generator))
+    return {None: LanguageModel(stack), "other": LanguageModel(other)}
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_directory(str(resources.files("dgemma") / "data" / "tokenizer"))
+
+
+def make_engine(memory: Memory, limits: Limits, kind: type[Engine] = Engine, **options: Any) -> Engine:
+    stacks = {name: lm.stack for name, lm in tiny_models().items()}
+    return kind(stacks, memory, limits, tokenizer=tokenizer(), **options)
+
+
+def serve(engine: Engine, **options: Any) -> AsyncEngine:
+    model = ServedModel(
+        max_positions=CONFIG.max_positions,
+        canvas_len=CONFIG.canvas_len,
+        vocab_size=CONFIG.vocab_size,
+        adapters=("other",),
+    )
+    return AsyncEngine(engine, model, **options)
+
+
+def question(number: int) -> EngineRequest:
+    """One of a few questions, so that their answers are computed once; many begin alike."""
+    rng = random.Random(f"question {number}")
+    root = [2, *(300 + rng.randrange(2) for _ in range(4)), 106, *range(200, 204)]
+    prompt = root[: rng.randint(1, 10)] + [rng.randrange(512) for _ in range(rng.randrange(4))]
+    is_causal = rng.random() < 0.3
+    params = GenerationParams(
+        max_tokens=rng.randint(1, 5) if is_causal else rng.choice((1, 3, 4, 4, 6, 8, 11)),
+        decode="causal" if is_causal else "diffuse",
+        max_denoising_steps=rng.choice((1, 3, 3, 3)),
+        temperature=rng.choice((0.0, 0.0, 1.0)),
+        end_tokens=(1, 106, *range(400, 420)),
+        stop=("a",) if rng.random() < 0.2 else (),
+        top_k=5 if rng.random() < 0.1 else None,
+        logprobs=2 if rng.random() < 0.1 else None,
+    )
+    return EngineRequest(
+        prompt=tuple(prompt),
+        seed=rng.randrange(1 << 32),
+        params=params,
+        adapter="other" if rng.random() < 0.15 else None,
+        logit_bias=((3, -100.0), (300 + rng.randrange(9), 9.0)) if rng.random() < 0.2 else (),
+    )
+
+
+def answer_alone(request: EngineRequest) -> Answer:
+    """What the plain twin says, in no hurry and with nobody beside it."""
+    free = replace(request, params=replace(request.params, deadline_s=None), id="", drafts=False, priority=0)
+    return _answer_alone(free)
+
+
+@cache
+def _answer_alone(request: EngineRequest) -> Answer:
+    read: Read = read_vocabulary
+    if request.logit_bias:
+        bias = torch.zeros(1, CONFIG.vocab_size)
+        for word, value in request.logit_bias:
+            bias[0, word] = value
+        read = partial(read_vocabulary, bias=bias)
+    lm = tiny_models()[request.adapter]
+    return plain_answer(
+        lm, request.prompt, seed=request.seed, params=request.params, tokenizer=tokenizer(), read=read
+    )
+
+
+@dataclass
+class Client:
+    """Somebody who asks, and how long they listen."""
+
+    request: EngineRequest  # its id is the client's name
+    is_valid: bool = True
+    arrives_s: float = 0.0
+    pause_s: float = 0.0  # between two events
+    leaves_after: int | None = None  # events
+    closes: bool = True  # when it leaves; else the stream is dropped as it is
+    cancelled_s: float | None = None  # behind its arrival
+    events: list[EngineEvent] = field(default_factory=list)
+    outcomes: list[str] = field(default_factory=list)  # one, in the end
+    error: Exception | None = None
+    is_pausing: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.request.id
+
+    @property
+    def outcome(self) -> str:
+        return self.outcomes[0] if self.outcomes else "nothing happened"
+
+
+@dataclass
+class Fault:
+    """Raises when the engine comes to `point` with the request for the `visit`-th time, and ever after.
+
+    A passing one raises once, and only for several at a time: tried alone, all of them are well.
+    """
+
+    point: str
+    visit: int = 0
+    passing: bool = False
+    error: Exception = field(default_factory=lambda: RuntimeError("a fault of the test"))
+    visits: int = 0
+    struck: bool = False
+
+    def happens(self, point: str, company: int) -> bool:
+        if point != self.point or (self.passing and (self.struck or company == 1)):
+            return False
+        self.visits += 1
+        if self.visits <= self.visit:
+            return False
+        self.struck = self.struck or self.passing or company == 1
+        return True
+
+
+@dataclass
+class Scenario:
+    memory: dict[str, Any]  # what Memory is made of
+    limits: Limits
+    clients: list[Client]
+    faults: dict[str, Fault] = field(default_factory=dict)  # by the client's name
+    max_waiting: int = 8
+    dies_at: int | None = None  # the step that takes the engine with it
+    drains: tuple[float, float] | None = None  # when, and how long it may take
+
+
+@dataclass
+class Life:
+    """What happened, and what should not have."""
+
+    scenario: Scenario
+    trace: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    stats: EngineStats = field(default_factory=EngineStats)  # when all was quiet
+
+
+class _Memory(Memory):
+    num_full = 0  # times that there was no room for a sequence
+    num_let_go = 0  # pages of earlier prompts
+
+    def open(self, chain: KeyChain, num_tokens: int, reusable: int) -> Holding | None:
+        found = super().open(chain, num_tokens, reusable)
+        self.num_full += found is None
+        return found
+
+    def grow(self, holding: Holding, length: int) -> None:
+        kept = len(self.index)
+        super().grow(holding, length)
+        self.num_let_go += kept - len(self.index)
+
+
+class _Engine(Engine):
+    """Knows its clients, and that nobody may touch it during a step."""
+
+    in_step = False
+    names: dict[int, str]
+    problems: list[str]
+
+    def add(self, request: EngineRequest, *, arrived: float | None = None) -> int:
+        number = super().add(request, arrived=arrived)
+        self.names[number] = request.id
+        self._must_rest(f"{request.id} was added")
+        return number
+
+    def cancel(self, number: int) -> None:
+        super().cancel(number)
+        self._must_rest(f"{self.names[number]} was cancelled")
+
+    def _must_rest(self, what: str) -> None:
+        if self.in_step:
+            self.problems.append(f"{what} during a step")
+
+
+def random_scenario(seed: int) -> Scenario:
+    rng = random.Random(seed)
+    page_len = rng.choice((2, 4, 8))
+    pages, window_pages = -(-LONGEST // page_len), window_pages_of(CONFIG.window, page_len)
+    memory = {
+        "page_len": page_len,
+        "full_pages": pages + rng.randint(0, pages // 2),
+        "window_pages": window_pages + rng.randint(0, 2 * window_pages),
+        "most_gathered": rng.choice((None, LONGEST + rng.randint(0, LONGEST))),
+        "reuse": rng.random() < 0.8,
+    }
+    limits = Limits(
+        slots=rng.choice((1, 2, 3, 4, 4)),
+        piece=rng.choice((8, 16)),
+        block=BLOCK,
+        patience_s=rng.choice((0.1, 10.0)),
+    )
+    clients = [_random_client(rng, f"client {number}") for number in range(rng.randint(5, 12))]
+    faults: dict[str, Fault] = {}
+    for client in rng.sample(clients, rng.randint(0, 3)):
+        point = rng.choice(("forward", "look", *POINTS))
+        if point == "_expire":
+            hurried = replace(client.request.params, deadline_s=rng.uniform(0.0, 0.5))
+            client.request = replace(client.request, params=hurried)
+        passing = point in ("forward", "look") and rng.random() < 0.5
+        faults[client.name] = Fault(
+            point,
+            visit=0 if passing or point == "_expire" else rng.randrange(3),
+            passing=passing,
+            error=rng.choice((RuntimeError, AssertionError, KeyError, MemoryError))(f"at {point}"),
+        )
+    if rng.random() < 0.1:  # an unsteady device
+        point = rng.choice(("forward", "look"))
+        faults |= {client.name: Fault(point, passing=True) for client in clients if client.name not in faults}
+    return Scenario(
+        memory=memory,
+        limits=limits,
+        clients=clients,
+        faults=faults,
+        max_waiting=rng.choice((0, 1, 2, 4, 8)),
+        dies_at=rng.randrange(12) if rng.random() < 0.06 else None,
+        drains=(rng.uniform(0.0, 1.5), rng.choice((0.1, QUIET_S))) if rng.random() < 0.15 else None,
+    )
+
+
+def _random_client(rng: random.Random, name: str) -> Client:
+    request = replace(
+        question(rng.randrange(QUESTIONS)),
+        id=name,
+        drafts=rng.random() < 0.3,
+        priority=rng.choice((0, 0, 0, -1, 5)),
+    )
+    if rng.random() < 0.15:
+        request = replace(request, params=replace(request.params, deadline_s=rng.uniform(0.0, 1.0)))
+    is_valid = rng.random() > 0.08
+    if not is_valid:
+        wrong: list[dict[str, Any]] = [
+            {"prompt": ()},
+            {"prompt": (5, CONFIG.vocab_size)},
+            {"prompt": tuple(range(100))},  # there is no memory for it
+            {"adapter": "unknown"},
+            {"params": GenerationParams(max_tokens=1000)},
+        ]
+        request = replace(request, **rng.choice(wrong))
+    behaviour = rng.choice(("reads", "reads", "is slow", "leaves", "is cancelled"))
+    return Client(
+        request,
+        is_valid=is_valid,
+        arrives_s=rng.choice((0.0, rng.uniform(0.0, 1.5))),
+        pause_s=rng.uniform(0.0, 0.3) if behaviour == "is slow" or rng.random() < 0.2 else 0.0,
+        leaves_after=rng.randint(1, 4) if behaviour == "leaves" else None,
+        closes=rng.random() < 0.7,
+        cancelled_s=rng.uniform(0.0, 0.6) if behaviour == "is cancelled" else None,
+    )
+
+
+def simulate(seed: int) -> Life:
+    return live(random_scenario(seed), seed)
+
+
+def live(scenario: Scenario, seed: int = 0, on_turn: Callable[[World, int], object] | None = None) -> Life:
+    """on_turn: called in every turn of the loop."""
+    life = Life(scenario)
+    try:
+        run_virtually(lambda loop: World(seed, loop, life, on_turn).run())
+    except Exception as error:
+        life.problems.append(f"{type(error).__name__}: {error}")
+    return life
+
+
+class World:
+    def __init__(
+        self, seed: int, loop: VirtualLoop, life: Life, on_turn: Callable[[World, int], object] | None
+    ) -> None:
+        scenario = life.scenario
+        self.scenario, self.loop, self.life = scenario, loop, life
+        self.rng = random.Random(f"steps {seed}")
+        self.memory = _Memory(window=CONFIG.window, **scenario.memory)
+        engine = make_engine(self.memory, scenario.limits, _Engine, clock=loop.time, fault=self.fault)
+        assert isinstance(engine, _Engine)
+        self.engine = engine
+        engine.names, engine.problems = {}, life.problems
+        self.service = serve(
+            engine, max_waiting=scenario.max_waiting, run_step=self.run_step, clock=loop.time
+        )
+        self.num_steps = 0
+        self.departed: set[str] = set()  # clients that closed their stream
+        self.tasks: list[asyncio.Task[None]] = []
+        loop.on_turn = lambda turn: self.turn(turn, on_turn)
+
+    def note(self, what: str) -> None:
+        self.life.trace.append(f"{self.loop.now:.6f} {what}")
+
+    def problem(self, what: str) -> None:
+        self.life.problems.append(what)
+        self.note(f"PROBLEM: {what}")
+
+    def turn(self, turn: int, on_turn: Callable[[World, int], object] | None) -> None:
+        if turn > 20_000:
+            raise RuntimeError("this life never ends")
+        if on_turn is not None:
+            on_turn(self, turn)
+
+    def fault(self, point: str, numbers: Sequence[int]) -> None:
+        """What the engine calls where something may go wrong. Computing takes its time, in place."""
+        names = [self.engine.names[number] for number in numbers]
+        if point == "forward":
+            self.loop.now += self.rng.uniform(0.0, 0.05)
+        for name in names:
+            fault = self.scenario.faults.get(name)
+            if fault is not None and fault.happens(point, len(names)):
+                self.note(f"{point} fails for {', '.join(names)}")
+                self.life.counts["failed in company"] += len(names) > 1
+                raise fault.error
+
+    async def run_step(self, step: Callable[[], Told]) -> Told:
+        self.engine.in_step = True
+        for number in self.engine._answering:
+            if self.engine.names[number] in self.departed:
+                self.problem(f"{self.engine.names[number]} is gone, and still has a part in a step")
+        await asyncio.sleep(self.rng.choice((0.0, self.rng.uniform(0.0, 0.05))))
+        self.num_steps += 1
+        if self.scenario.dies_at is not None and self.num_steps > self.scenario.dies_at:
+            await asyncio.sleep(0.2)  # somebody comes meanwhile
+            self.note("the engine dies")
+            raise OSError("the device is gone")
+        told = step()
+        self.note(f"step {self.num_steps}: {self.engine.num_computed} computed, {len(told)} events")
+        await asyncio.sleep(self.rng.choice((0.0, self.rng.uniform(0.0, 0.02))))
+        self.engine.in_step = False
+        return told
+
+    async def run(self) -> None:
+        clients, drains = self.scenario.clients, self.scenario.drains
+        self.tasks = [asyncio.create_task(self.be(client)) for client in clients]
+        for client, task in zip(clients, self.tasks, strict=True):
+            if client.cancelled_s is not None:
+                self.loop.call_at(client.arrives_s + client.cancelled_s, task.cancel)
+        drain = None if drains is None else asyncio.create_task(self.drain(*drains))
+        await asyncio.wait(self.tasks)
+        for task in self.tasks:
+            if not task.cancelled() and task.exception() is not None:
+                self.problem(f"a client met {task.exception()!r}")
+        if drain is not None:
+            await drain
+        await asyncio.sleep(QUIET_S)
+        self.life.stats = self.service.stats()
+        self.check_balance(self.life.stats)
+        await self.service.drain(QUIET_S)
+        await self.service.close()
+        self.life.problems += self.loop.leftovers()
+        self.life.counts["wait for pages"] += self.memory.num_full
+        self.life.counts["page let go"] += self.memory.num_let_go
+
+    async def drain(self, when: float, timeout_s: float) -> None:
+        await asyncio.sleep(when)
+        self.life.counts["drain"] += self.service.stats().slots_used > 0
+        self.note(f"drain within {timeout_s} s")
+        began = self.loop.now
+        await self.service.drain(timeout_s)
+        self.note("drained")
+        stats = self.service.stats()
+        is_over = stats.slots_used == stats.num_waiting == 0 or stats.failure is not None
+        self.life.counts["drain that ran out of time"] += not is_over
+        took_s = self.loop.now - began
+        # A patient drain ends when the work does. The loop may be late by what a step computes in place.
+        least_s, most_s = (0.0, min(timeout_s, 0.1 * QUIET_S)) if is_over else (timeout_s, timeout_s)
+        if not least_s - 1e-6 < took_s < most_s + 0.5:
+            self.problem(f"drain took {took_s} of {timeout_s} s and left {stats}")
+
+    async def be(self, client: Client) -> None:
+        """A client's life. Whatever happens, it has one outcome."""
+        try:
+            await asyncio.sleep(client.arrives_s)
+            client.outcomes.append(await self.listen(client))
+        except asyncio.CancelledError:
+            client.outcomes.append("cancelled")
+            raise
+        except DgemmaError as error:
+            client.outcomes.append(type(error).__name__)
+            client.error = error
+            # Nothing has happened since it was refused.
+            if isinstance(error, BusyError) and (self.room() > 0 or error.retry_after_s < 1):
+                self.problem(f"{client.name} was refused: {error} {self.service.stats()}")
+        finally:
+            if client.closes:
+                self.departed.add(client.name)
+            self.note(f"{client.name}: {client.outcomes}")
+
+    async def listen(self, client: Client) -> str:
+        stream = self.service.submit(client.request)
+        closing: AbstractAsyncContextManager[Any] = aclosing(stream) if client.closes else nullcontext()
+        async with closing:
+            async for event in stream:
+                client.events.append(event)
+                self.note(f"{client.name}: {event}")
+                if isinstance(event, Accepted) and self.room() < 0:
+                    self.problem(f"{client.name} was accepted as one too many: {self.service.stats()}")
+                if len(client.events) == client.leaves_after:
+                    return "left"
+                if client.pause_s:
+                    client.is_pausing = True
+                    await asyncio.sleep(client.pause_s)
+                    client.is_pausing = False
+        return "finished"
+
+    def room(self) -> int:
+        """How many more may be accepted now."""
+        stats = self.service.stats()
+        return self.scenario.max_waiting + stats.slots_total - stats.slots_used - stats.num_waiting
+
+    def check_balance(self, stats: EngineStats) -> None:
+        """Everybody is gone: so is what they had."""
+        service = self.service
+        if stats.failure is not None:
+            return  # a dead engine gives nothing back
+        used = (stats.slots_used, stats.full_pages_used, stats.window_pages_used, stats.num_waiting)
+        if any(used):
+            self.problem(f"somebody left something behind: {stats}")
+        # Who leaves behind the end of a drain finds nobody to tell.
+        gone = service._gone if service._task is None or not service._task.done() else []
+        if service._callers or service._new or gone:
+            self.problem(f"forgotten: {service._callers}, {service._new}, {gone}")
+
+
+if __name__ == "__main__":
+    found = simulate(int(sys.argv[1]))
+    print("\n".join(found.trace))
+    print("\n".join(found.problems or ["no problems"]))

@@ -1,0 +1,90 @@
+"""Random lives of a scheduler and its memory: from a seed, or from hypothesis, which shrinks them."""
+
+from __future__ import annotations
+
+import random
+
+from dgemma.engine.capacity import window_pages_of
+from dgemma.engine.scheduler import Limits
+from page_contents import Life, Request, Setting
+
+_WORDS = 9
+_CHANCE = random.Random(0)
+_TEXTS = [[_CHANCE.randrange(_WORDS) for _ in range(60)] for _ in range(3)]
+
+
+def random_setting(rng: random.Random) -> Setting:
+    """From one slot with hardly a page to more than everybody can use."""
+    page_len, block = rng.choice([2, 4, 8]), rng.choice([1, 2, 4])
+    window = rng.choice([1, 2, 5, 9, 16])
+    per_slot = window_pages_of(window, page_len)
+    full_pages = rng.randint(40 // page_len, 200 // page_len)
+    return Setting(
+        limits=Limits(
+            slots=rng.randint(1, 6), piece=rng.choice([block, 4 * block, 40]), block=block, patience_s=3.0
+        ),
+        page_len=page_len,
+        window=window,
+        full_pages=full_pages,
+        window_pages=rng.randint(per_slot, 8 * per_slot),
+        most_gathered=rng.choice([None, full_pages * page_len, 2 * full_pages * page_len]),
+        reuse=rng.random() < 0.95,
+    )
+
+
+def random_request(rng: random.Random, life: Life) -> Request:
+    """Begins like others, or goes on from where an earlier one ended."""
+    ended = [request for _, request in life.gone.values()][-8:]
+    if ended and rng.random() < 0.3:
+        earlier = rng.choice(ended)
+        tokens, root = earlier.context[:70], earlier.root
+    else:
+        tokens = rng.choice(_TEXTS)[: rng.randint(0, 50)]
+        root = rng.choice([b"", b"", b"adapter a"])
+    tokens = tokens + [rng.randrange(_WORDS) for _ in range(rng.randint(0 if tokens else 1, 6))]
+    looks = rng.randint(0, 3)
+    # Canvases that are alike: texts may meet again behind them.
+    many, length = (rng.randint(0, 2), 4) if looks else (rng.randint(0, 8), 1)
+    return Request(
+        tokens=tokens,
+        commits=[[rng.randrange(2)] * length for _ in range(many)],
+        looks=looks,
+        spare=rng.choice([0, 0, 5]),
+        root=root,
+        turns=[rng.randint(1, len(tokens)) for _ in range(rng.randint(0, 2))],
+        priority=rng.randint(-1, 2),
+        deadline=life.now + rng.randint(0, 30) if rng.random() < 0.2 else None,
+    )
+
+
+def random_step(rng: random.Random, life: Life) -> None:
+    """A plan, and what may happen to those in it."""
+    paused = [number for number in life.running if rng.random() < 0.05]
+    failing = [number for number in life.running if rng.random() < 0.02]
+    life.step(rng.randint(0, 8) / 4, paused=paused, failing=failing)
+
+
+def live_on(rng: random.Random, life: Life, *, plans: int) -> None:
+    """Requests come and go."""
+    rush, end = rng.choice([0.2, 0.5]), life.plans + plans
+    while life.plans < end:
+        while len(life.waiting) < 12 and rng.random() < rush:
+            if life.submit(random_request(rng, life)) is None:
+                life.met["refused"] += 1
+        for number in [*life.waiting, *life.running]:
+            if rng.random() < 0.01:
+                life.cancel(number)
+        if rng.random() < 0.005 and life.setting.most_gathered is None:
+            life.ensure([rng.randint(1, 80)])
+            life.met["grown"] += 1
+        random_step(rng, life)
+
+
+def run_life(seed: int, *, plans: int) -> Life:
+    """A life to its end, at which everybody is let finish."""
+    rng = random.Random(seed)
+    life = Life(random_setting(rng))
+    live_on(rng, life, plans=plans)
+    life.drain()
+    life.check_rest()
+    return life
