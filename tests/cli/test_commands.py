@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, DiffusionGemmaForBlockDiffusion
 import dgemma
 from dgemma.checkpoint.safetensors_file import read_entries
 from dgemma.cli.doctor import what_it_means
-from dgemma.cli.main import COMMANDS, build_parser, main
+from dgemma.cli.main import COMMANDS, build_parser, command_name, main
 from dgemma.machine import Machine, TorchFacts
 
 
@@ -217,7 +217,7 @@ def test_help_is_complete_for_every_command(capsys: pytest.CaptureFixture[str]) 
     status, page, _ = run(capsys, "--help")
     assert status == 0
     for module in COMMANDS:
-        name = module.__name__.rpartition(".")[2]
+        name = command_name(module)
         assert name in page
         status, text, _ = run(capsys, name, "--help")
         assert status == 0

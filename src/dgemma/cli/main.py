@@ -6,13 +6,31 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 from dgemma import __version__
-from dgemma.cli import bench, chat, doctor, eval, generate, info, merge, new, pull, selfcheck, solve, train  # noqa: A004
+from dgemma.cli import (
+    bench,
+    chat,
+    doctor,
+    eval,  # noqa: A004
+    generate,
+    info,
+    merge,
+    new,
+    pull,
+    run_batch,
+    selfcheck,
+    serve,
+    solve,
+    train,
+)
 from dgemma.errors import DgemmaError, suggestion
 
-COMMANDS = (generate, chat, solve, train, eval, merge, info, new, pull, bench, doctor, selfcheck)
+COMMANDS = (
+    generate, chat, solve, serve, run_batch, train, eval, merge, info, new, pull, bench, doctor, selfcheck,
+)  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):
@@ -29,6 +47,11 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}{hint}\nTry: {self.prog} --help\n")
 
 
+def command_name(module: ModuleType) -> str:
+    """As it is typed: run_batch.py is `dgemma run-batch`."""
+    return module.__name__.rpartition(".")[2].replace("_", "-")
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="dgemma",
@@ -37,9 +60,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dgemma {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in COMMANDS:
-        name = module.__name__.rpartition(".")[2]
         sub = commands.add_parser(
-            name,
+            command_name(module),
             help=module.HELP,
             description=module.__doc__,
             epilog=module.EXAMPLES,

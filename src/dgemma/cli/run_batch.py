@@ -1,0 +1,123 @@
+"""Answer a file of requests, in OpenAI's batch format, without a server.
+
+Each line of IN is {"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}} (or the
+url /v1/completions); a body means what it means to `dgemma serve`. OUT gets a line per request as it is
+answered, in no order. The same command again goes on where it ended: what has a result is not asked again.
+The status is 1 if requests failed. Every flag has a variable, shown in brackets."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dgemma.cli.progress import count_progress
+from dgemma.cli.served_model import (
+    LoadOptions,
+    check_adapters,
+    open_service,
+    require_server_packages,
+    served_name,
+)
+from dgemma.cli.server_flags import BATCH_FLAGS, LOAD_FLAGS, add_flags, read_flags
+from dgemma.server.settings import Settings
+
+if TYPE_CHECKING:
+    from dgemma.server.batch_requests import BatchRequests
+    from dgemma.server.batch_results import BatchResult, BatchResults
+
+HELP = "answer a file of requests, resumably"
+EXAMPLES = (
+    "examples:\n"
+    "  dgemma run-batch MODEL requests.jsonl results.jsonl\n"
+    "  dgemma run-batch MODEL requests.jsonl results.jsonl --served-model-name gpt-4o-mini --max-num-seqs 32"
+)
+# Nobody waits at the other end: an answer is not cut short because others were written before it.
+_REQUEST_TIMEOUT_S = 86_400.0
+_FAILURES_SHOWN = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, or a hub name")
+    parser.add_argument("input", metavar="IN", help="a file of requests, one JSON object per line")
+    parser.add_argument("output", metavar="OUT", help="the file of results; one of an earlier run goes on")
+    add_flags(parser, Settings, BATCH_FLAGS, request_timeout_s=_REQUEST_TIMEOUT_S)
+    add_flags(parser, LoadOptions, LOAD_FLAGS)
+
+
+def run(args: argparse.Namespace) -> int:
+    require_server_packages()
+    from dgemma.server.batch_requests import BatchRequests
+    from dgemma.server.batch_results import BatchResults
+
+    # All that can be refused is refused before a large model is loaded.
+    settings = read_flags(
+        Settings,
+        BATCH_FLAGS,
+        args,
+        served_model_name=served_name(args.model),
+        request_timeout_s=_REQUEST_TIMEOUT_S,
+    )
+    options = read_flags(LoadOptions, LOAD_FLAGS, args)
+    requests = BatchRequests(Path(args.input), max_line_bytes=settings.max_body_bytes)
+    with BatchResults(Path(args.output), requests.ids) as results:
+        total = len(requests.ids)
+        try:
+            if len(results.held) < total:
+                _answer(args, options, settings, requests, results)
+        except KeyboardInterrupt:
+            print(
+                f"dgemma run-batch: interrupted after {len(results.held)} of {total} requests; "
+                "the same command goes on",
+                file=sys.stderr,
+            )
+            return 130
+    if results.num_failed:
+        failed = f"{results.num_failed} of {total} requests failed"
+        print(f"dgemma run-batch: {failed}; {args.output} has the reasons", file=sys.stderr)
+    return 1 if results.num_failed else 0
+
+
+def _answer(
+    args: argparse.Namespace,
+    options: LoadOptions,
+    settings: Settings,
+    requests: BatchRequests,
+    results: BatchResults,
+) -> None:
+    from dgemma.server.batch import answer_all, queue_len
+    from dgemma.server.state import ServerState
+
+    if results.held:
+        print(f"going on from {args.output}, which has {len(results.held)} results", file=sys.stderr)
+    check_adapters(args.model, settings)
+    engine, text = open_service(args.model, options, settings, queue_len=queue_len(settings))
+    state = ServerState(settings=settings, engine=engine, text=text)
+    with _progress(len(requests.ids), len(results.held)) as advance:
+
+        def add(result: BatchResult) -> None:
+            results.add(result)
+            advance(result)
+
+        asyncio.run(answer_all(state, requests.without(results.held), add))
+
+
+@contextmanager
+def _progress(total: int, done: int) -> Iterator[Callable[[BatchResult], None]]:
+    failures = 0
+
+    def lines(result: BatchResult) -> Iterator[str]:
+        nonlocal failures
+        if result.reason is not None:
+            failures += 1
+            if failures <= _FAILURES_SHOWN:
+                yield f"request {result.custom_id!r} failed with {result.status}: {result.reason}"
+            elif failures == _FAILURES_SHOWN + 1:
+                yield "more requests failed; the results have all reasons"
+
+    with count_progress("run-batch", total, "requests", done=done) as advance:
+        yield lambda result: advance(lines(result))

@@ -1,0 +1,150 @@
+"""Flags of a server, each with a variable of the environment. The flag wins; an empty variable is none."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from dgemma.cli.served_model import LoadOptions
+from dgemma.errors import InputError, suggestion
+from dgemma.server.settings import Adapter, Settings
+
+Kind = TypeVar("Kind", Settings, LoadOptions)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One setting as it is written outside."""
+
+    name: str
+    field: str  # of Settings or LoadOptions
+    read: Callable[[str], Any]  # bool: a switch, --name and --no-name
+    metavar: str
+    help: str
+    is_list: bool = False  # may be repeated; the variable has commas
+    choices: tuple[str, ...] = ()
+    unset: str = ""  # what the default is called, where it is no value
+    in_batch: bool = False  # a batch has it too
+
+    @property
+    def variable(self) -> str:
+        return "DGEMMA_" + self.name.removeprefix("--").replace("-", "_").upper()
+
+
+SERVER_FLAGS = (
+    Flag("--host", "host", str, "ADDRESS", "where to listen; the default is this machine only"),
+    Flag("--port", "port", int, "N", "0: any free one, which the log names"),
+    Flag("--api-key", "api_keys", str, "KEY", "callers must send one of these; may be repeated",
+         is_list=True, unset="none"),
+    Flag("--served-model-name", "served_model_name", str, "NAME", "what callers name as model",
+         unset="the last part of MODEL", in_batch=True),
+    Flag("--adapter", "adapters", Adapter.parse, "NAME=PATH", "a LoRA adapter by its name; may be repeated",
+         is_list=True, unset="none", in_batch=True),
+    Flag("--max-model-len", "max_model_len", int, "N", "tokens of prompt and answer",
+         unset="the checkpoint's", in_batch=True),
+    Flag("--memory-fraction", "memory_fraction", float, "F", "of the memory to use", in_batch=True),
+    Flag("--canvas-length", "canvas_length", int, "N", "tokens per canvas",
+         unset="the checkpoint's", in_batch=True),
+    Flag("--max-num-seqs", "max_num_seqs", int, "N", "answers written at once", in_batch=True),
+    Flag("--prefill-chunk", "prefill_chunk", int, "N", "prompt tokens read in one go", in_batch=True),
+    Flag("--queue-len", "queue_len", int, "N", "requests that may wait"),
+    Flag("--max-body-bytes", "max_body_bytes", int, "N", "of one request", in_batch=True),
+    Flag("--max-prompt-tokens", "max_prompt_tokens", int, "N", "of one prompt",
+         unset="what fits", in_batch=True),
+    Flag("--max-choices", "max_choices", int, "N", "answers of one request", in_batch=True),
+    Flag("--max-concurrent-requests", "max_concurrent_requests", int, "N",
+         "being read, waiting or answered"),
+    Flag("--request-timeout", "request_timeout_s", float, "SECONDS",
+         "then an answer ends with what there is", in_batch=True),
+    Flag("--timeout-grace", "timeout_grace_s", float, "SECONDS",
+         "for the engine to end then; after that it is given up", in_batch=True),
+    Flag("--body-timeout", "body_timeout_s", float, "SECONDS", "for a body to arrive"),
+    Flag("--drain-timeout", "drain_timeout_s", float, "SECONDS", "to finish after a signal"),
+    Flag("--keep-alive", "keep_alive_s", float, "SECONDS", "of silence in a stream, then a comment"),
+    Flag("--log-text", "log_text", bool, "", "prompts and answers in the log"),
+)  # fmt: skip
+BATCH_FLAGS = tuple(flag for flag in SERVER_FLAGS if flag.in_batch)
+LOAD_FLAGS = (
+    Flag("--dtype", "dtype", str, "D", "auto: the one config.json names",
+         choices=("auto", "float32", "bfloat16")),
+    Flag("--device", "device", str, "D", "cpu, cuda, cuda:1, mps"),
+    Flag("--exact", "exact", bool, "", "the same bits whoever else is served (slower)"),
+    Flag("--compile", "compile", bool, "", "fuse the vocabulary end (loading takes seconds more)"),
+    Flag("--prefix-reuse", "reuse_prefixes", bool, "", "keep what was read of prompts for those to come"),
+)  # fmt: skip
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, kind: type[Kind], flags: Sequence[Flag], **otherwise: Any
+) -> None:
+    """The flags of fields of `kind`; `otherwise` are defaults that this command has of its own."""
+    defaults = {entry.name: entry.default for entry in fields(kind)} | otherwise
+    for flag in flags:
+        # None has a default here, so that what was not given can be told.
+        how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        if flag.read is not bool:
+            how = {"action": "append" if flag.is_list else "store", "metavar": flag.metavar}
+        if flag.choices:
+            how |= {"choices": flag.choices, "metavar": "|".join(flag.choices)}
+        usual = flag.unset or _shown(defaults[flag.field])
+        parser.add_argument(
+            flag.name,
+            dest=flag.field,
+            default=None,
+            help=f"{flag.help} (default: {usual}) [{flag.variable}]",
+            **how,
+        )
+
+
+def read_flags(
+    kind: type[Kind],
+    flags: Sequence[Flag],
+    args: argparse.Namespace,
+    environment: Mapping[str, str] = os.environ,
+    **otherwise: Any,
+) -> Kind:
+    """What flags and variables ask for; what is wrong is told with the name of where it stands."""
+    given = dict(otherwise)
+    for flag in flags:
+        value, origin = getattr(args, flag.field), flag.name
+        if value is None and environment.get(flag.variable):
+            value, origin = environment[flag.variable], flag.variable
+            value = value.split(",") if flag.is_list else value
+        if value is None:
+            continue
+        if flag.is_list:
+            given[flag.field] = tuple(_read(flag, origin, text) for text in value)
+        else:
+            given[flag.field] = value if isinstance(value, bool) else _read(flag, origin, value)
+        try:
+            kind(**given)  # one more each time, so that the one to blame is known
+        except InputError as error:
+            raise InputError(f"{origin}: {error}") from None
+    return kind(**given)
+
+
+def _read(flag: Flag, origin: str, text: str) -> Any:
+    if flag.read is bool:
+        if text.lower() not in (*_TRUE, *_FALSE):
+            raise InputError(f"{origin} is {text!r}; give 1 or 0.")
+        return text.lower() in _TRUE
+    if flag.choices and text not in flag.choices:
+        known = ", ".join(flag.choices)
+        raise InputError(f"{origin} is {text!r}, not one of {known}{suggestion(text, flag.choices)}")
+    try:
+        return flag.read(text)
+    except InputError as error:
+        raise InputError(f"{origin}: {error}") from None
+    except ValueError:
+        kind = "a whole number" if flag.read is int else "a number"
+        raise InputError(f"{origin} is {text!r}; it must be {kind}.") from None
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, float) else str(default)

@@ -1,0 +1,1 @@
+"""HTTP around an engine. This package file imports nothing, so that each part can be loaded alone."""

@@ -1,0 +1,102 @@
+"""One body on its way to its answer. HTTP and batches go this same way, so a body means the same to both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dgemma.engine.service import EngineEvent
+from dgemma.events import Answer, Commit, Finish
+from dgemma.server.answers import all_of, open_answers
+from dgemma.server.plan import Plan, Planner
+from dgemma.server.record import RequestRecord
+from dgemma.server.replies import Reply
+from dgemma.server.state import ServerState
+from dgemma.server.text import TextService
+
+
+class Writer(Protocol):
+    """Events to replies, in the form of one endpoint."""
+
+    def whole(self, answers: Sequence[Answer]) -> Reply: ...
+    def opening(self) -> Iterator[Reply]: ...
+    def chunks(self, index: int, event: EngineEvent) -> Iterator[Reply]: ...
+    def usage_chunk(self, answers: Sequence[Answer]) -> Reply: ...
+
+
+@dataclass(frozen=True)
+class Form:
+    """What one endpoint does in its own way."""
+
+    plan: Callable[[Planner, Mapping[str, Any]], Plan]  # from a body; works on text
+    writer: Callable[[Plan, TextService], Writer]
+    prompt_field: str
+
+
+@dataclass
+class Asked:
+    """A planned request; what happens to it is counted, and noted in its record."""
+
+    state: ServerState
+    record: RequestRecord
+    plan: Plan
+    writer: Writer
+    _finished: dict[int, Answer] = field(default_factory=dict)
+
+    @property
+    def answers(self) -> list[Answer]:
+        """All of them, when all events have been taken."""
+        return all_of(self._finished, len(self.plan.requests))
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[AsyncIterator[tuple[int, EngineEvent]]]:
+        """What the engine says. Entered when it has accepted all, left when all is finished or cancelled."""
+        settings = self.state.settings
+        # The engine ends at the deadline by itself; it has the grace to do so.
+        timeout_s = settings.request_timeout_s + settings.timeout_grace_s
+        async with open_answers(self.state.engine, self.plan.requests, timeout_s=timeout_s) as events:
+            yield self._noted(events)
+
+    async def whole(self) -> Reply:
+        async with self.events() as events:
+            async for _ in events:
+                pass
+        return self.writer.whole(self.answers)
+
+    async def _noted(
+        self, events: AsyncIterator[tuple[int, EngineEvent]]
+    ) -> AsyncIterator[tuple[int, EngineEvent]]:
+        metrics, record = self.state.metrics, self.record
+        async for index, event in events:
+            if isinstance(event, Commit):
+                if record.first_block_s is None:
+                    record.first_block_s = round(record.elapsed_s, 4)
+                    metrics.first_block.observe(record.first_block_s)
+                if event.steps:
+                    metrics.steps.observe(event.steps)
+                metrics.completion_tokens.add(len(event.tokens))
+                record.completion_tokens = (record.completion_tokens or 0) + len(event.tokens)
+            elif isinstance(event, Finish):
+                answer = self._finished[index] = event.answer
+                metrics.finished.add(reason=answer.finish_reason.value)
+                metrics.tokens_per_forward.observe(answer.tokens_per_forward)
+                record.finish_reasons = [*(record.finish_reasons or []), answer.finish_reason.value]
+                if self.state.settings.log_text:
+                    record.texts.setdefault("answers", []).append(answer.text)
+            yield index, event
+
+
+async def read_asked(state: ServerState, form: Form, body: Mapping[str, Any], record: RequestRecord) -> Asked:
+    """What a body asks for, or the first thing that is wrong with it."""
+    plan = await asyncio.to_thread(form.plan, state.planner, body)
+    record.model = plan.model
+    record.stream = plan.stream
+    record.choices = len(plan.requests)
+    record.prompt_tokens = sum(map(len, plan.prompts))
+    state.metrics.prompt_tokens.add(record.prompt_tokens)
+    if state.settings.log_text:
+        record.texts["prompt"] = body.get(form.prompt_field)
+    return Asked(state, record, plan, form.writer(plan, state.text))

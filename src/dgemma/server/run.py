@@ -1,0 +1,111 @@
+"""A server process: listen, serve, and on a signal finish what was accepted before it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from dgemma.engine.service import EngineService
+from dgemma.errors import InputError
+from dgemma.server.app import create_app
+from dgemma.server.front_door import FrontDoor
+from dgemma.server.log import LOGGER, configure_log
+from dgemma.server.settings import Settings
+from dgemma.server.text import TextService
+
+# After draining, what still runs has passed its time.
+_END_WITHIN_S = 2
+
+
+def serve(
+    settings: Settings, engine: EngineService, text: TextService, listener: socket.socket | None = None
+) -> None:
+    """Serve until a signal. The first one (SIGTERM, Ctrl-C) drains, the second ends at once.
+
+    `listener`: made by `listen` before a large model was loaded, so that a port in use does not cost that.
+    """
+    configure_log(sys.stderr)
+    listener = listener or listen(settings.host, settings.port)
+    DrainingServer(create_app(settings, engine, text)).run(sockets=[listener])
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn, but a signal closes the door before it closes the house."""
+
+    def __init__(self, app: FrontDoor) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                ws="none",
+                http="h11",
+                loop="asyncio",
+                timeout_graceful_shutdown=_END_WITHIN_S,
+            )
+        )
+        self._state = app.state
+        self._was_signalled = False
+        self._draining: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self._loop = asyncio.get_running_loop()
+        settings = self._state.settings
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        _tell("listening", host=host, port=port, model=settings.served_model_name)
+        if not settings.is_loopback and not settings.api_keys:
+            _tell("everybody who reaches this port may ask; set an API key", level=logging.WARNING)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._loop is None or self._was_signalled:
+            self.should_exit = self.force_exit = True
+        else:
+            # A signal may come between any two instructions: the loop does the work.
+            self._was_signalled = True
+            self._loop.call_soon_threadsafe(self.begin_drain)
+
+    def begin_drain(self) -> None:
+        """Take nothing new; end when all that was accepted is answered. Called in the event loop."""
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        _tell("draining", requests=self._state.admission.num_inside)
+        try:
+            all_answered = await self._state.drain()
+            _tell("drained" if all_answered else "drained, but some answers took too long")
+        except Exception:  # an engine that cannot even drain must not keep the process
+            LOGGER.exception("draining failed")
+        finally:
+            self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.force_exit:
+            for task in self.server_state.tasks:
+                task.cancel()
+        await super().shutdown(sockets=sockets)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that waits for clients; an address in use is an error in one line."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise InputError(
+            f"cannot listen on {host} port {port}: {why}. Choose another --host or --port."
+        ) from None
+
+
+def _tell(event: str, level: int = logging.INFO, **facts: object) -> None:
+    LOGGER.log(level, event, extra={"facts": facts})

@@ -1,0 +1,75 @@
+"""What the server asks of text: a chat or a prompt as token ids, and one token as it is shown.
+
+Messages go in, never strings with controls in them: who writes the ids of a prompt's controls is the
+checkpoint's template alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dgemma.errors import InputError
+from dgemma.text.chat_template import ChatTemplate
+from dgemma.text.tokenizer import Tokenizer
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenPiece:
+    """One token as log-probabilities show it."""
+
+    text: str  # a control by its name; a byte within a character as the replacement character
+    raw: bytes | None  # what it adds to the text; None for a control, which adds nothing
+
+
+class TextService(Protocol):
+    """Called from worker threads, several at once. Whatever is wrong with a text is an InputError."""
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool = False,
+    ) -> tuple[int, ...]: ...
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """A text to be continued, with what begins one (`<bos>`)."""
+        ...
+
+    def piece(self, token: int) -> TokenPiece: ...
+
+
+class CheckpointText:
+    """The text of a checkpoint: its tokenizer, and its chat template if it has one."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool = False,
+    ) -> tuple[int, ...]:
+        if self._template is None:
+            raise InputError("this model has no chat template; send a prompt to /v1/completions instead.")
+        return tuple(self._template.render(messages, tools=tools, enable_thinking=thinking))
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        bos = self._tokenizer.bos_id
+        return (*(() if bos is None else (bos,)), *self._tokenizer.encode(text))
+
+    def piece(self, token: int) -> TokenPiece:
+        spelled = self._tokenizer.piece(token) or ""
+        if not self._tokenizer.text_ids([token]):
+            return TokenPiece(text=spelled, raw=None)
+        text = self._tokenizer.decode([token])
+        byte = _BYTE_PIECE.fullmatch(spelled) if token in self._tokenizer.byte_ids else None
+        return TokenPiece(text=text, raw=text.encode() if byte is None else bytes.fromhex(byte[1]))

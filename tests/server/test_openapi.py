@@ -1,0 +1,82 @@
+"""The description of the API is true of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dgemma.server.fields import UNSUPPORTED_IN_CHAT
+from dgemma.server.openapi import GENERATING_ERRORS
+from dgemma.server.replies import ChatChunk, ChatCompletion, Completion, ErrorReply, ModelList
+from server.fake_engine import FakeEngine
+from server.served import CHAT, COMPLETIONS, HELLO, ONCE, app_of, ask, events_of, post
+
+
+def schema_of(**settings: Any) -> dict[str, Any]:
+    response = ask(
+        app_of(FakeEngine(adapters=("sums",)), **settings),
+        "GET",
+        "/openapi.json",
+        headers={"authorization": "Bearer k"},
+    )
+    assert response.status_code == 200
+    return dict(response.json())
+
+
+def test_every_endpoint_is_described_with_its_errors() -> None:
+    schema = schema_of()
+    assert set(schema["paths"]) == {
+        CHAT, COMPLETIONS, "/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics",
+    }  # fmt: skip
+    for path in (CHAT, COMPLETIONS):
+        responses = schema["paths"][path]["post"]["responses"]
+        assert set(responses) == {"200", *(str(status) for status in GENERATING_ERRORS if status != 401)}
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            assert "422" not in operation["responses"]
+
+
+def references(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        found = {value["$ref"]} if "$ref" in value else set()
+        return found.union(*(references(inner) for inner in value.values()))
+    return set().union(*(references(inner) for inner in value)) if isinstance(value, list) else set()
+
+
+def test_every_reference_leads_somewhere() -> None:
+    schema = schema_of()
+    for reference in references(schema):
+        assert reference.rpartition("/")[2] in schema["components"]["schemas"]
+
+
+def test_requests_are_closed_and_know_this_servers_limits() -> None:
+    request = schema_of(max_choices=5)["components"]["schemas"]["ChatRequest"]
+    assert request["additionalProperties"] is False
+    assert request["required"] == ["model", "messages"]
+    properties = request["properties"]
+    assert properties["model"]["enum"] == ["dgemma", "sums"]
+    assert properties["n"]["anyOf"][0]["maximum"] == 5
+    assert properties["max_tokens"]["anyOf"][0]["maximum"] == 4080
+    assert UNSUPPORTED_IN_CHAT.keys() < properties.keys()
+
+
+def test_keys_are_described_where_they_are_needed() -> None:
+    assert "security" not in schema_of()
+    keyed = schema_of(api_keys=("k",))
+    assert keyed["security"] == [{"key": []}]
+    assert keyed["paths"]["/health"]["get"]["security"] == []
+    assert "401" in keyed["paths"]["/metrics"]["get"]["responses"]
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": True, "n": 2, "reasoning_effort": "high"}])
+def test_replies_are_what_they_are_said_to_be(more: dict[str, Any]) -> None:
+    """The models forbid unknown fields, so what is not described cannot be sent."""
+    app = app_of()
+    ChatCompletion.model_validate_json(post(app, CHAT, {**HELLO, **more}).content, strict=True)
+    streaming = {"stream": True, "diffusing": True, "stream_options": {"include_usage": True}}
+    for chunk in events_of(post(app, CHAT, {**HELLO, **more, **streaming})):
+        ChatChunk.model_validate(chunk, strict=True)
+    Completion.model_validate_json(post(app, COMPLETIONS, {**ONCE, "logprobs": 3}).content, strict=True)
+    ModelList.model_validate_json(ask(app, "GET", "/v1/models").content, strict=True)
+    ErrorReply.model_validate_json(post(app, CHAT, {}).content, strict=True)
