@@ -90,6 +90,7 @@ def test_flags_reach_the_model_and_the_engine_whose_queue_takes_all(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("dgemma.cli.run_batch.check_fit", lambda model, settings: None)
     monkeypatch.setenv("DGEMMA_SERVED_MODEL_NAME", "tiny")
     flags = "--max-num-seqs 3 --max-choices 4 --exact --max-model-len 300"
     said(capsys, "models/other", *files, *flags.split())

@@ -75,7 +75,7 @@ def test_flags_and_variables_reach_the_model_the_engine_and_the_server(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("dgemma.cli.serve.check_adapters", lambda model, settings: None)
+    monkeypatch.setattr("dgemma.cli.serve.check_fit", lambda model, settings: None)
     monkeypatch.setenv("DGEMMA_MAX_MODEL_LEN", "512")
     monkeypatch.setenv("DGEMMA_ADAPTER", f"sums={tmp_path}/a,poems={tmp_path}/b")
     monkeypatch.setenv("DGEMMA_EXACT", "1")
@@ -146,7 +146,28 @@ def test_a_model_is_served_under_its_last_part_where_that_is_a_name(model_argume
         (["--adapter", "sums"], {}, "--adapter: adapter is 'sums'; give it as name=path."),
         ([], {"DGEMMA_ADAPTER": "tiny=x"}, "DGEMMA_ADAPTER: the served name 'tiny' stands for two models"),
         (["--adapter", "sums={tmp}/none"], {}, "{tmp}/none has no adapter_config.json; give the directory"),
+        (
+            ["--max-model-len", "10"],
+            {},
+            "a context of 10 tokens has no room for a prompt and a canvas of 32. ",
+        ),
+        (
+            ["--canvas-length", "8192"],
+            {},
+            "a context of 8192 tokens has no room for a prompt and a canvas of",
+        ),
+        ([], {"DGEMMA_MAX_MODEL_LEN": "9000"}, "--max-model-len is 9000; this model's context ends at 8192"),
+        (
+            ["--prefill-chunk", "1"],
+            {},
+            "--prefill-chunk: prefill_chunk is 1; it must be a whole number from 64 to",
+        ),
         (["--host", "256.0.0.1"], {}, "cannot listen on 256.0.0.1 port 0: "),
+        (
+            ["--host", "1.2.3.4"],
+            {},
+            "cannot listen on 1.2.3.4 port 0: Cannot assign requested address. Choose",
+        ),
         (["--port", "{taken}"], {}, "cannot listen on 127.0.0.1 port {taken}: Address already in use"),
     ],
 )

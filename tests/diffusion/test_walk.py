@@ -235,6 +235,14 @@ def test_the_likeliest_words_are_those_of_a_full_sort() -> None:
     assert (log_probs - truth.values).abs().max() <= 1e-5
 
 
+@pytest.mark.parametrize("top_p", [1e-6, 1e-44, 5e-324])
+def test_a_nucleus_holds_at_least_one_word_however_small_it_is(top_p: float) -> None:
+    vocabulary, hidden = make(2, 9, 1000, seed=12)
+    found = walk(hidden, vocabulary, torch.ones(2), None, Wishes(num_likeliest=20, with_soft=False))
+    floor = truncation_floor(found.likeliest, found.log_mass, None, top_p)
+    assert torch.equal(floor, found.likeliest.logits[..., 0])
+
+
 @pytest.mark.parametrize(("top_k", "top_p"), [(1, None), (10, None), (None, 0.5), (None, 0.9), (40, 0.8)])
 def test_a_second_walk_draws_only_above_the_floor(top_k: int | None, top_p: float | None) -> None:
     rows, canvas, vocab = 4, 200, 9000

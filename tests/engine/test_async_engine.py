@@ -23,7 +23,7 @@ from dgemma.engine.service import (
     EngineRequest,
     EngineStats,
 )
-from dgemma.events import Answer, Commit, Draft, Finish, Timings
+from dgemma.events import Answer, Commit, Draft, Finish, FinishReason, Timings
 from dgemma.params import GenerationParams
 from engine_life import BLOCK, CONFIG, answer_alone, make_engine, question, serve
 from virtual_time import VirtualLoop, run_virtually
@@ -309,3 +309,17 @@ def test_the_failure_of_an_engine_is_not_left_to_the_garbage_collector() -> None
         return loop.leftovers()
 
     assert run_virtually(main) == []
+
+
+def test_one_slow_step_does_not_end_those_who_come_after_it() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        service = in_place(loop, slots=1)
+        service._engine._clock = loop.time
+        service._engine._last_step_s = 0.6  # as behind a long prompt, or on a busy machine
+        hurried = replace(ASKED, params=replace(ASKED.params, deadline_s=0.5))
+        answer = await finished(service.submit(hurried))
+        assert answer.tokens == (await finished(service.submit(ASKED))).tokens
+        assert answer.finish_reason is not FinishReason.DEADLINE
+        await service.close()
+
+    run_virtually(main)

@@ -45,12 +45,12 @@ class RealServer:
         return float(line.split()[1])
 
 
-def write_model(path: Path) -> Path:
+def write_model(path: Path, *, steps: int = STEPS) -> Path:
     """A checkpoint in fp32 whose template knows tools and thinking, and whose answers take few steps."""
     write_random(path, PRESETS["tiny"].config, dtype="F32", seed=1)
     (path / "chat_template.jinja").write_text(RICH_TEMPLATE)
     defaults = path / "generation_config.json"
-    defaults.write_text(json.dumps({**json.loads(defaults.read_text()), "max_denoising_steps": STEPS}))
+    defaults.write_text(json.dumps({**json.loads(defaults.read_text()), "max_denoising_steps": steps}))
     return path
 
 

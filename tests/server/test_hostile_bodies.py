@@ -1,9 +1,13 @@
-"""Nothing that a client sends makes a 5xx: bodies mutated, torn and made of anything."""
+"""Nothing that a client sends makes a 5xx or stays in memory: bodies mutated, torn and made of anything."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import gzip
 import json
+import random
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,3 +124,87 @@ def test_torn_and_garbled_bodies_never_give_a_5xx(data: st.DataObject) -> None:
             case "repeat":
                 raw = raw + raw[at:]
     check(CHAT, bytes(raw))
+
+
+# Two thousand that are wrong in a known way, and what is left of them
+
+
+WRONG_VALUES: dict[str, tuple[Any, ...]] = {
+    "model": (3, "nobody", "x" * 201, ["dgemma"], {}),
+    "messages": ("Hello", [], {}, [3], [[]], [{}], [{"role": "user"}], [{"role": "nobody", "content": "x"}]),
+    "stream": (1, "true", {}), "stream_options": (True, {"include": 1}), "n": (0, -1, 1.5, "2", 1 << 70),
+    "seed": ("7", 1 << 64, 1.5), "temperature": ("1", -1, 1e9, True), "top_p": (0, 1.1, "x"),
+    "top_k": (0, 2.5, [1]), "stop": (3, [3], [""], ["x"] * 17, "y" * 5000),
+    "logit_bias": ([], {"x": 1}, {"5": 101}),
+    "max_tokens": (0, -1, "9", 1 << 40), "tools": ("x", [3], [{}], [{"type": "function"}]),
+    "tool_choice": ("sometimes", 3, {"type": "function"}), "logprobs": (1, "x"), "top_logprobs": (2, -1, 21),
+    "preset": ("quick", 3), "decode": ("fast", 1), "t_min": (-1, "x"), "metadata": ([], {"a": 1}, "x"),
+    "response_format": ({"type": "json_object"}, 3), "reasoning_effort": ("lots", 3), "extra_body": (3, []),
+    "deadline_s": (-1, "soon", 1e8), "end_tokens": ([-1], [1 << 40], "x"), "zzz": (1,), "temprature": (1,),
+}  # fmt: skip
+
+
+def wrong_body(rng: random.Random) -> bytes:
+    """A body that cannot be answered: by its size, encoding, nesting, form, or the type of a field."""
+    good = json.dumps(
+        {**HELLO, "messages": [{"role": "user", "content": "ä" * rng.randrange(1, 200)}]}
+    ).encode()
+    match rng.randrange(9):
+        case 0:  # sizes, from nothing to beyond what is taken
+            return rng.choice([b"", b" " * rng.randrange(1, 3000), b"x" * rng.randrange(200_001, 400_000)])
+        case 1:
+            encoding = rng.choice(["utf-16", "utf-32", "utf-16-le", "utf-7"])
+            return json.dumps({**HELLO, "user": "ä+"}, ensure_ascii=False).encode(encoding) + b"\xff"
+        case 2:
+            return rng.choice(
+                [gzip.compress(good), b"\xef\xbb\xbf" + good, good.replace(b"user", b"\xc3\x28")]
+            )
+        case 3:  # nesting, closed and not
+            opening, closing = rng.choice([(b"[", b"]"), (b'{"a":', b"}")])
+            depth = rng.choice([40, 1000, 20_000])
+            inner = opening * depth + b"1" + closing * rng.choice([0, depth])
+            return b'{"model": "dgemma", "messages": ' + inner + b"}"
+        case 4:
+            return good[: rng.randrange(1, len(good))]
+        case 5:
+            return (
+                good[:-1]
+                + b', "seed": '
+                + rng.choice([b"NaN", b"1e999", b"9" * 5000, b"01", b"0x1", b""])
+                + b"}"
+            )
+        case 6:  # twice the same name, a broken character, something behind the end
+            return rng.choice(
+                [good[:-1] + b', "seed": 7}', good[:-1] + b', "user": "\\ud800"}', good + b"{}"]
+            )
+        case 7:
+            return rng.choice([b"[]", b"null", b"7", b'"text"', b"true", b"[" + good + b"]"])
+        case _:
+            name = rng.choice(sorted(WRONG_VALUES))
+            return json.dumps({**HELLO, name: rng.choice(WRONG_VALUES[name])}).encode()
+
+
+def test_two_thousand_wrong_bodies_are_refused_and_leave_nothing_behind() -> None:
+    """Most of what is kept is kept by the first hundreds: caches, and counts by status."""
+    rng = random.Random(1)
+
+    async def refuse(count: int) -> None:
+        for _ in range(count):
+            body = wrong_body(rng)
+            status, told = await sent(CHAT, body)
+            assert status in (400, 404, 413), (body[:200], told)
+            assert len(told) < 2000
+            error = json.loads(told)["error"]
+            assert (error["type"], bool(error["message"])) == ("invalid_request_error", True)
+
+    tracemalloc.start()
+    try:
+        RUNNER.run(refuse(700))
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        RUNNER.run(refuse(1300))
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 64_000, "less than 50 bytes of each"

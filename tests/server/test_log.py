@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dgemma.engine.service import EngineFailureError
 from dgemma.server.log import LOGGER, configure_log
 from server.fake_engine import FakeEngine, Script
 from server.served import CHAT, HELLO, app_of, ask, post
@@ -97,6 +98,20 @@ def test_a_failure_says_where_and_not_what_of(lines: Any, stream: bool) -> None:
     assert any("fake_engine.py" in place for place in silent["at"])
     assert "secret" not in json.dumps(silent)
     assert telling["failure_message"] == "secret"
+
+
+def test_a_failure_of_the_engine_is_told_by_its_cause(lines: Any) -> None:
+    error = EngineFailureError("this request failed")
+    try:
+        raise ZeroDivisionError("secret")
+    except ZeroDivisionError as cause:
+        error.__cause__ = cause
+    post(app_of(FakeEngine(Script(text="x" * 40, fails_at=1, error=error))), CHAT, HELLO)
+    (line,) = lines()
+    assert (line["error_code"], line["failure"]) == ("engine_failure", "ZeroDivisionError")
+    assert [place.split()[-1] for place in line["at"]] == [
+        "test_a_failure_of_the_engine_is_told_by_its_cause"
+    ]
 
 
 def test_lines_of_others_are_json_too(lines: Any) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dgemma.cli.progress import count_progress
 from dgemma.cli.served_model import (
     LoadOptions,
-    check_adapters,
+    check_fit,
     open_service,
     require_server_packages,
     served_name,
@@ -94,7 +94,7 @@ def _answer(
 
     if results.held:
         print(f"going on from {args.output}, which has {len(results.held)} results", file=sys.stderr)
-    check_adapters(args.model, settings)
+    check_fit(args.model, settings)
     engine, text = open_service(args.model, options, settings, queue_len=queue_len(settings))
     state = ServerState(settings=settings, engine=engine, text=text)
     with _progress(len(requests.ids), len(results.held)) as advance:

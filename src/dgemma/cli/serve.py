@@ -11,7 +11,7 @@ import sys
 
 from dgemma.cli.served_model import (
     LoadOptions,
-    check_adapters,
+    check_fit,
     open_service,
     require_server_packages,
     served_name,
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     settings = read_flags(Settings, SERVER_FLAGS, args, served_model_name=served_name(args.model))
     options = read_flags(LoadOptions, LOAD_FLAGS, args)
     with listen(settings.host, settings.port) as listener:
-        check_adapters(args.model, settings)
+        check_fit(args.model, settings)
         configure_log(sys.stderr)
         engine, text = open_service(
             args.model, options, settings, queue_len=settings.queue_len, say=LOGGER.info

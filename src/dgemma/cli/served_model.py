@@ -43,16 +43,28 @@ def served_name(model: str) -> str:
     return name if is_usable_name(name) else "dgemma"
 
 
-def check_adapters(model: str, settings: Settings) -> None:
-    """Refuse an adapter that does not fit before a large base is read for nothing."""
-    if settings.adapters:
-        from dgemma.checkpoint.adapter_source import open_adapter
-        from dgemma.checkpoint.hub import resolve
-        from dgemma.checkpoint.source import read_config
+def check_fit(model: str, settings: Settings) -> None:
+    """Refuse lengths and adapters that do not fit the model before a large one is read for nothing."""
+    if not settings.adapters and settings.max_model_len is None and settings.canvas_length is None:
+        return
+    from dgemma.checkpoint.adapter_source import open_adapter
+    from dgemma.checkpoint.hub import resolve
+    from dgemma.checkpoint.source import read_config
 
-        _, config = read_config(resolve(model))
-        for adapter in settings.adapters:
-            open_adapter(adapter.path, config)
+    _, config = read_config(resolve(model))
+    context = settings.max_model_len or config.max_positions
+    canvas = settings.canvas_length or config.canvas_len
+    if context > config.max_positions:
+        raise InputError(
+            f"--max-model-len is {context}; this model's context ends at {config.max_positions} tokens."
+        )
+    if context <= canvas:
+        raise InputError(
+            f"a context of {context} tokens has no room for a prompt and a canvas of {canvas}. "
+            f"Give --max-model-len above {canvas}, or a smaller --canvas-length."
+        )
+    for adapter in settings.adapters:
+        open_adapter(adapter.path, config)
 
 
 def open_service(

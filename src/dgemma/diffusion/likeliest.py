@@ -55,8 +55,9 @@ def truncation_floor(
     if top_k is not None:
         kept = kept.clamp(max=top_k - 1)
     if top_p is not None:
-        # A word stays while those before it have not reached p: at least one always does.
+        # A word stays while those before it have not reached p. The first always does, also where p is so
+        # small that fp32 takes it for 0.
         shares = (logits - log_mass[..., None]).exp()
         before = shares.cumsum(-1) - shares
-        kept = torch.minimum(kept, (before < top_p).sum(-1) - 1)
+        kept = torch.minimum(kept, (before < top_p).sum(-1) - 1).clamp(min=0)
     return logits.gather(-1, kept[..., None]).squeeze(-1)

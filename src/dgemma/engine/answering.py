@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
@@ -50,6 +51,16 @@ class Answering:
     @property
     def is_causal(self) -> bool:
         return self.decode == "causal"
+
+    @property
+    def deadline(self) -> float:
+        seconds = self.request.params.deadline_s
+        return math.inf if seconds is None else self.arrived + seconds
+
+    @property
+    def has_shown(self) -> bool:
+        """Whether there is anything to answer with: a commit, or a guess."""
+        return self.first_commit_s > 0 or self.look is not None
 
     def options(self) -> Hashable:
         """Answers with the same options look at the vocabulary together."""

@@ -166,7 +166,11 @@ class Engine:
         """One step of everybody who is not paused -> what there is to say, by the request's number."""
         self._began = self._clock()
         self._told = []
-        plan = self._scheduler.plan(self._began + self._last_step_s)
+        # Who has something to show stops before a step that would end too late.
+        soon = self._began + self._last_step_s
+        for one in [one for one in self._answering.values() if one.has_shown and one.deadline <= soon]:
+            self._guarded(one, self._expire, one)
+        plan = self._scheduler.plan(self._began)
         for number in plan.expired:
             one = self._answering[number]
             self._guarded(one, self._expire, one)

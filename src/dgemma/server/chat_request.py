@@ -93,7 +93,7 @@ Tool = Annotated[
                     "additionalProperties": False,
                 },
             },
-            "required": ["type", "function"],
+            "required": ["function"],
             "additionalProperties": False,
         }
     ),
@@ -108,7 +108,7 @@ class TemplateOptions(Fields):
 
 
 class ChatRequest(GenerationFields):
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, examples=[[{"role": "user", "content": "Hello"}]])
     tools: list[Tool] | None = None
     tool_choice: _ToolChoice = None
     parallel_tool_calls: bool | None = None

@@ -30,7 +30,8 @@ _Prompt = Annotated[
 
 class CompletionRequest(GenerationFields):
     prompt: _Prompt = Field(
-        description="Text, or token ids, which are taken as they are; or a list of these."
+        description="Text, or token ids, which are taken as they are; or a list of these.",
+        examples=["Once upon a time"],
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 

@@ -7,7 +7,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dgemma.server import chat, completions, health, models
-from dgemma.server.api_error import error_response
+from dgemma.server.api_error import draining, error_response
 from dgemma.server.keys import ApiKeys
 from dgemma.server.log import log_request
 from dgemma.server.record import CLIENT_LEFT, RequestRecord, begin_record, note_error
@@ -46,6 +46,8 @@ class FrontDoor:
             await self._app(scope, receive, noted_send)
         except asyncio.CancelledError:  # the server ends at once
             record.has_left = True
+            if record.status is None:
+                await error_response(draining())(scope, receive, noted_send)
             raise
         except Exception as error:
             note_error(error, record)

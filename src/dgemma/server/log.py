@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -20,6 +21,7 @@ def configure_log(stream: TextIO) -> None:
     """Send our lines and uvicorn's to `stream`. Its access log stays silent: ours says more."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
+    handler.addFilter(_is_news)
     for name in (LOGGER.name, "dgemma.engine", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
@@ -27,6 +29,11 @@ def configure_log(stream: TextIO) -> None:
         logger.setLevel(logging.INFO)
     logging.getLogger("uvicorn.access").handlers = []
     logging.getLogger("uvicorn.access").propagate = False
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """A request that a second signal cancels has a line of its own; uvicorn takes it for a failure."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class JsonFormatter(logging.Formatter):
@@ -67,6 +74,8 @@ def log_request(record: RequestRecord, *, with_text: bool) -> None:
 
 def failure_facts(error: BaseException, *, with_text: bool) -> dict[str, Any]:
     """Where it happened. What an error says may quote a prompt."""
+    while error.__cause__ is not None:  # the engine's failure is that of something in a step
+        error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)[-12:]
     facts: dict[str, Any] = {
         "failure": type(error).__name__,

@@ -107,6 +107,7 @@ def _narrow(properties: Json, state: ServerState) -> None:
     for name, most in limits.items():
         if name in properties:
             properties[name]["anyOf"][0]["maximum"] = most
+    properties["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": "^(0|[1-9][0-9]{0,8})$"}
     for kind in properties["end_tokens"]["anyOf"][:1]:
         kind["items"]["maximum"] = served.vocab_size - 1
 

@@ -93,7 +93,9 @@ class Settings:
             good = isinstance(value, int) if whole else isinstance(value, int | float)
             if not good or isinstance(value, bool) or not math.isfinite(value) or not low <= value <= high:
                 kind = "a whole number" if whole else "a number"
-                raise InputError(f"{name} is {value!r}; it must be {kind} from {low:g} to {high:g}.")
+                raise InputError(
+                    f"{name} is {value!r}; it must be {kind} from {_shown(low)} to {_shown(high)}."
+                )
         if not self.host:
             raise InputError("host is empty; give an address such as 127.0.0.1.")
         for key in self.api_keys:
@@ -112,9 +114,14 @@ class Settings:
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 
+def _shown(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
+
+
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("port", 0, 65535), ("max_model_len", 1, 1 << 31), ("memory_fraction", 0.01, 1),
-    ("canvas_length", 1, 1 << 16), ("max_num_seqs", 1, 1 << 16), ("prefill_chunk", 1, 1 << 20),
+    ("canvas_length", 1, 1 << 16), ("max_num_seqs", 1, 1 << 16),
+    ("prefill_chunk", 64, 1 << 20),  # a block, of which the engine reads whole ones
     ("queue_len", 0, 1 << 20), ("max_body_bytes", 1, 1 << 30), ("max_prompt_tokens", 1, 1 << 31),
     ("max_choices", 1, 1024), ("max_concurrent_requests", 1, 1 << 20), ("request_timeout_s", 0.01, 86_400),
     ("timeout_grace_s", 0.01, 3_600),
