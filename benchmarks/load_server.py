@@ -1,0 +1,158 @@
+"""A server process of our own for load tests: started, watched and ended; or one with a fault inside.
+
+    python -m benchmarks.load_server FLAGS
+
+serves like `dgemma serve bundled:text FLAGS`, but requests with certain seeds raise inside a step. The
+command itself has no such flag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from benchmarks.load_client import ask
+from benchmarks.load_traffic import MODEL
+
+BUNDLED = "bundled:text"
+_STARTS_WITHIN_S = 120.0
+_PAGE_KB = os.sysconf("SC_PAGE_SIZE") / 1024
+
+# A poisoned seed says where its request fails, and behind how many steps of a canvas.
+POISON = 666_000_000
+POINTS = ("forward", "look", "_keep", "_tell")
+
+
+def poisoned_seed(point: str, after_steps: int, number: int) -> int:
+    return POISON + 1000 * number + 10 * after_steps + POINTS.index(point)
+
+
+class Served:
+    """A running server."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+        self.process = process
+        self._log = Path(log.name)
+        self.port = self._wait()
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Its log, as far as lines are whole. Those that are no JSON are somebody else's."""
+        lines = self._log.read_bytes().split(b"\n")[:-1]
+        return [json.loads(line) for line in lines if line.startswith(b"{")]
+
+    def rss_mb(self) -> float:
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * _PAGE_KB / 1024
+
+    async def metrics(self) -> dict[str, float]:
+        reply = await ask(self.port, "/metrics")
+        lines = [line for line in reply.body.decode().splitlines() if line and not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    async def in_use(self) -> dict[str, float]:
+        """What must be nothing when nobody asks."""
+        names = (
+            "dgemma_slots_in_use", "dgemma_kv_pages_in_use", "dgemma_requests_waiting",
+            "dgemma_requests_in_progress",
+        )  # fmt: skip
+        return {name: value for name, value in (await self.metrics()).items() if name.startswith(names)}
+
+    async def at_rest(self, patience_s: float = 10.0) -> dict[str, float]:
+        """What is in use when that is nothing, or when patience is at its end."""
+        ends_at = time.monotonic() + patience_s
+        while any((used := await self.in_use()).values()) and time.monotonic() < ends_at:
+            await asyncio.sleep(0.05)
+        return used
+
+    def _wait(self) -> int:
+        ends_at = time.monotonic() + _STARTS_WITHIN_S
+        while time.monotonic() < ends_at and self.process.poll() is None:
+            for entry in self.entries():
+                if entry.get("event") == "listening":
+                    return int(entry["port"])
+            time.sleep(0.05)
+        raise RuntimeError(f"the server did not start: {self._log.read_text()[-2000:]}")
+
+
+@contextmanager
+def served(
+    flags: Sequence[str] = (), *, threads: int | None = None, poisoned: bool = False, key: str = ""
+) -> Iterator[Served]:
+    """A server of the bundled text model in the exact way, until the block is left, in whatever way."""
+    module = ["benchmarks.load_server"] if poisoned else ["dgemma.cli.main", "serve", BUNDLED]
+    own = ["--port", "0", "--exact", "--served-model-name", MODEL, "--max-model-len", "2048"]
+    env = {**os.environ, "DGEMMA_API_KEY": key}
+    if threads is not None:
+        env["OMP_NUM_THREADS"] = str(threads)
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *module, *own, *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=env,
+            cwd=Path(__file__).parents[1],
+        )
+        try:
+            server = Served(process, log)
+            yield server
+        finally:
+            if process.poll() is None:
+                end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """A signal to drain, a second to end at once, and one that nobody ignores."""
+    for signal in (process.terminate, process.terminate, process.kill):
+        signal()
+        try:
+            process.wait(5)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def serve_poisoned() -> None:
+    """As `dgemma.cli.serve` does it, with a fault in the engine."""
+    from dgemma.cli import serve as command
+    from dgemma.cli.served_model import LoadOptions, open_service
+    from dgemma.cli.server_flags import LOAD_FLAGS, SERVER_FLAGS, read_flags
+    from dgemma.engine.async_engine import AsyncEngine
+    from dgemma.server.log import LOGGER, configure_log
+    from dgemma.server.run import listen, serve
+    from dgemma.server.settings import Settings
+
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    args = parser.parse_args([BUNDLED, *sys.argv[1:]])
+    settings = read_flags(Settings, SERVER_FLAGS, args, served_model_name=MODEL)
+    options = read_flags(LoadOptions, LOAD_FLAGS, args)
+    with listen(settings.host, settings.port) as listener:
+        configure_log(sys.stderr)
+        service, text = open_service(
+            BUNDLED, options, settings, queue_len=settings.queue_len, say=LOGGER.info
+        )
+        assert isinstance(service, AsyncEngine)
+        engine = service._engine
+
+        def fault(point: str, numbers: Sequence[int]) -> None:
+            for one in (engine._answering[number] for number in numbers):
+                poison = one.request.seed - POISON
+                if poison >= 0 and POINTS[poison % 10] == point and one.steps >= poison // 10 % 100:
+                    raise RuntimeError(f"poison at {point}")
+
+        engine._fault = fault
+        serve(settings, service, text, listener)
+
+
+if __name__ == "__main__":
+    serve_poisoned()
