@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks import record
-from benchmarks.cost_model import ROWS, measure_machine, step_s
+from benchmarks.cost_model import ROWS, measure_machine, roofline_s, step_s
 from dgemma.bench.timing import alternate, ratios, spread
 from dgemma.checkpoint.presets import PRESETS, layers
 from dgemma.checkpoint.random_weights import write_random
@@ -95,15 +95,23 @@ def prompts_of(count: int, length: int, seed: int) -> list[list[int]]:
 def throughput(lm: LanguageModel, rounds: int) -> dict[str, Any]:
     machine = measure_machine(lm.stack)
     length = 32
+    rates = {"product": machine.rates, "expert": machine.expert_rates}
     found: dict[str, Any] = {
         "machine": {
-            "product_gflops": {str(r): round(v / 1e9) for r, v in zip(ROWS, machine.rates, strict=True)},
+            **{
+                f"{name}_gflops": {str(r): round(v / 1e9) for r, v in zip(ROWS, values, strict=True)}
+                for name, values in rates.items()
+            },
             "read_gb_per_s": round(machine.bytes_per_s / 1e9, 1),
             "walk_ns_per_position_and_word": round(machine.word_s * 1e9, 4),
+            "ns_per_number": {
+                name: round(1e9 * getattr(machine, f"{name}_s"), 4)
+                for name in ("norm", "gate", "copy", "add")
+            },
         }
     }
     for count in CONCURRENCY:
-        shares, speeds, one_by_one = [], [], []
+        shares, roofs, speeds, one_by_one = [], [], [], []
         for number in range(rounds):
             prompts = prompts_of(count, length, seed=100 * count + number)
             began = time.perf_counter()
@@ -113,8 +121,9 @@ def throughput(lm: LanguageModel, rounds: int) -> dict[str, Any]:
             speeds.append(tokens / seconds)
             # Measured in the same minute as what it is compared with.
             machine = measure_machine(lm.stack)
-            predicted = STEPS * step_s(machine, lm.config, 2, count, length)
-            shares.append(predicted / statistics.mean(a.timings.denoise_s for a in answers))
+            taken = statistics.mean(a.timings.denoise_s for a in answers) / STEPS
+            shares.append(step_s(machine, lm.config, 2, count, length) / taken)
+            roofs.append(roofline_s(machine, lm.config, 2, count) / taken)
             if count > 1:
                 again = prompts_of(min(count, 4), length, seed=7000 + 100 * count + number)
                 began = time.perf_counter()
@@ -125,6 +134,7 @@ def throughput(lm: LanguageModel, rounds: int) -> dict[str, Any]:
         found[str(count)] = {
             "tokens_per_s": spread(speeds),
             "share_of_predicted": spread(shares),
+            "share_of_roofline": spread(roofs),
             **({"times_one_by_one": spread(one_by_one)} if one_by_one else {}),
         }
         print(count, found[str(count)], flush=True)

@@ -52,7 +52,7 @@ class Setup:
     prefill_chunk: int = 64
     threads: int | None = None
     seed: int = 1
-    pool: int = 150
+    pool: int = 80
     most_steps: int | None = None
 
     @property
