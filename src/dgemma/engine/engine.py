@@ -35,8 +35,8 @@ from dgemma.text.tokenizer import Tokenizer
 # Turns of a conversation behind which others may go on: where instructions end, and the last few.
 _FIRST_TURNS, _LAST_TURNS = 1, 3
 
-# Positions that look at the vocabulary together: what they hold at a time grows with them, and large tensors are
-# slow to get on a CPU (a fifth of a step of 16 canvases, measured).
+# Positions that look at the vocabulary together: what they hold at a time grows with them, and large tensors
+# are slow to get on a CPU (a fifth of a step of 16 canvases, measured).
 _MOST_POSITIONS = 1024
 
 Fault = Callable[[str, Sequence[int]], None]
