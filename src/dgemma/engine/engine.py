@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +30,7 @@ from dgemma.generation.cost import cheaper_decode
 from dgemma.generation.job import check_prompt, most_tokens
 from dgemma.generation.parts import sampler_for
 from dgemma.generation.writer import AnswerWriter
+from dgemma.model.row_contexts import RowPast
 from dgemma.model.stack import Stack
 from dgemma.text.tokenizer import Tokenizer
 
@@ -41,6 +43,16 @@ _MOST_POSITIONS = 1024
 
 Fault = Callable[[str, Sequence[int]], None]
 """Called where something may go wrong, with the requests at stake. Raises in tests."""
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """What a forward gave to one answer: text that was read, a canvas that was refined, or both."""
+
+    encoded: Encoded | None
+    hidden: Tensor | None  # of the canvas
+    past: RowPast | None  # that the canvas read
+
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -73,6 +85,7 @@ class Engine:
         self._clock = clock
         self._fault = fault
         self._answering: dict[int, Answering] = {}
+        self._works: dict[int, Work] = {}  # of the step under way, by request
         self._next = 0
         self._began = 0.0
         self._last_step_s = 0.0
@@ -167,6 +180,7 @@ class Engine:
         """One step of everybody who is not paused -> what there is to say, by the request's number."""
         self._began = self._clock()
         self._told = []
+        self._works = {}
         # Who has something to show stops before a step that would end too late.
         soon = self._began + self._last_step_s
         for one in [one for one in self._answering.values() if one.has_shown and one.deadline <= soon]:
@@ -180,15 +194,16 @@ class Engine:
             one.cached = self._scheduler.holding(number).cached
             self._hit_tokens += one.cached
         works = [(self._answering[w.number], w) for w in plan.work if w.number not in paused]
+        self._works = {work.number: work for _, work in works}
         for group in _alike(works, lambda item: item[0].request.adapter):
             self._compute(self._stacks[group[0][0].request.adapter], group)
         self.num_computed = len(works)
         if works:
             self._counters["steps"] += 1
             self._last_step_s = self._clock() - self._began
-        for one, work in works:
+        for one, _ in works:
             if one.number in self._answering:
-                one.laps[work.phase.name] = one.laps.get(work.phase.name, 0.0) + self._last_step_s
+                self._spend(one, self._last_step_s)
         return self._told
 
     def _most(self, request: EngineRequest) -> tuple[str, int, int]:
@@ -209,14 +224,12 @@ class Engine:
     def _compute(self, stack: Stack, works: Sequence[tuple[Answering, Work]]) -> None:
         """Everybody's part of a step under one adapter."""
         lookers: list[tuple[Answering, Work, Tensor]] = []
-        for (one, work), result in self._together(
+        for (one, work), computed in self._together(
             "forward", works, lambda items: self._forward(stack, items)
         ):
-            hidden: Tensor | None
-            if isinstance(result, Encoded):
-                hidden = self._guarded(one, self._keep, one, work, result)
-            else:
-                hidden = result
+            hidden = computed.hidden
+            if computed.encoded is not None:
+                hidden = self._guarded(one, self._keep, one, work, computed)
             if hidden is not None:
                 lookers.append((one, work, hidden))
         for alike in _alike(lookers, lambda item: item[0].options()):
@@ -226,24 +239,44 @@ class Engine:
                 for (one, _, _), look in self._together("look", some, lambda items: self._look(stack, items)):
                     self._guarded(one, self._tell, one, look)
 
-    def _forward(self, stack: Stack, works: Sequence[tuple[Answering, Work]]) -> list[Encoded | Tensor]:
+    def _forward(self, stack: Stack, works: Sequence[tuple[Answering, Work]]) -> list[_Computed]:
         """What each piece of text gave, and the hidden states of each canvas."""
-        pieces = [
-            Piece(one.context[w.start : w.stop], self._store.read(self._scheduler.holding(w.number)))
-            for one, w in works
-            if w.phase.extends
-        ]
+        pieces: list[Piece] = []
+        pasts: dict[int, RowPast] = {}  # of canvases, by slot
+        for one, work in works:
+            if work.phase is DENOISE:
+                assert one.past is not None
+                pasts[work.slot] = one.past
+                continue
+            holding, tokens = self._scheduler.holding(work.number), one.context[work.start : work.stop]
+            canvas = None
+            if work.is_last and not one.is_causal:  # its canvas is opened, and refined in the same pass
+                canvas = self._store.read(holding, room=self._config.canvas_len, gap=len(tokens))
+                place = place_at([one.writer.seed], [one.writer.canvas], [0], self._device)
+                noise = random_tokens(place, Use.OPEN, self._config.canvas_len, self._config.vocab_size)
+                self._slots.write([work.slot], open_canvas(noise), None)
+                pasts[work.slot] = canvas
+            pieces.append(Piece(tokens, self._store.read(holding), canvas))
         canvases = None
-        refining = [(one.past, w.slot) for one, w in works if one.past is not None and w.phase is DENOISE]
-        if refining:
-            state, soft = self._slots.read([slot for _, slot in refining])
-            canvases = Canvases(state.canvas, soft, [past for past, _ in refining])
+        if pasts:
+            state, soft = self._slots.read(list(pasts))
+            canvases = Canvases(state.canvas, soft, list(pasts.values()))
         encoded, hidden = forward(stack, pieces, canvases)
-        next_encoded, next_hidden = iter(encoded), iter(() if hidden is None else hidden)
-        return [next(next_encoded) if w.phase.extends else next(next_hidden) for _, w in works]
+        next_encoded = iter(encoded)
+        hidden_of = {} if hidden is None else dict(zip(pasts, hidden, strict=True))
+        return [
+            _Computed(
+                encoded=next(next_encoded) if work.phase.extends else None,
+                hidden=hidden_of.get(work.slot),
+                past=pasts.get(work.slot),
+            )
+            for _, work in works
+        ]
 
-    def _keep(self, one: Answering, work: Work, encoded: Encoded) -> Tensor | None:
-        """Let tokens join the context -> the hidden state behind it, if a token is to be drawn from it."""
+    def _keep(self, one: Answering, work: Work, computed: _Computed) -> Tensor | None:
+        """Let tokens join the context -> the hidden states to look at the vocabulary from, if any."""
+        encoded = computed.encoded
+        assert encoded is not None
         holding = self._scheduler.make_room(work)
         self._store.write(holding, work.start, work.stop, encoded.fresh, encoded.row, encoded.skip)
         self._counters[f"{work.phase.name}_tokens"] += work.stop - work.start
@@ -251,13 +284,10 @@ class Engine:
             return None
         if one.is_causal:
             return encoded.last
-        place = place_at([one.writer.seed], [one.writer.canvas], [0], self._device)
-        noise = random_tokens(place, Use.OPEN, self._config.canvas_len, self._config.vocab_size)
-        self._slots.write([work.slot], open_canvas(noise), None)
-        one.past = self._store.read(holding, room=self._config.canvas_len)
+        one.past = computed.past
         one.steps, one.look = 0, None
         self._scheduler.enter(work.number, DENOISE)
-        return None
+        return computed.hidden
 
     def _look(self, stack: Stack, items: Sequence[tuple[Answering, Work, Tensor]]) -> list[Look]:
         ones = [one for one, _, _ in items]
@@ -302,11 +332,20 @@ class Engine:
 
     def _finish(self, one: Answering) -> None:
         now = self._clock()
-        # The step that is not over yet was the last one of this answer.
-        phase = "commit" if one.is_causal else "denoise"
-        one.laps[phase] = one.laps.get(phase, 0.0) + now - self._began
+        self._spend(one, now - self._began)  # the step that is not over yet was its last one
         self._leave(one, reusable=True)
         self._say(one, one.finish(now))
+
+    def _spend(self, one: Answering, seconds: float) -> None:
+        """Count a step's time; where it both read text and refined a canvas, shared out by their tokens."""
+        work = self._works.get(one.number)
+        if work is None:
+            return
+        read = work.stop - work.start
+        refines = work.phase is DENOISE or (work.is_last and not one.is_causal)
+        refined = self._config.canvas_len if refines else 0
+        for phase, tokens in ((work.phase.name, read), (DENOISE.name, refined)):
+            one.laps[phase] = one.laps.get(phase, 0.0) + seconds * tokens / (read + refined)
 
     def _leave(self, one: Answering, *, reusable: bool) -> None:
         del self._answering[one.number]

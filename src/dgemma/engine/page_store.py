@@ -37,8 +37,11 @@ class PageStore:
                     stores[layer] = old.new_empty(counts[shape.kind], *old.shape[1:])
                     stores[layer][: len(old)] = old
 
-    def read(self, holding: Holding, room: int = 0) -> RowPast:
-        """A copy of what the next token may see, with `room` for tokens behind it."""
+    def read(self, holding: Holding, room: int = 0, gap: int = 0) -> RowPast:
+        """A copy of what the next token may see, with `room` for tokens behind it.
+
+        With a `gap`: of what the token behind so many more may see, which are still to be written there.
+        """
         page_len, length = self._page_len, holding.length
         end = -(-length // page_len)
         pages, firsts, skips = {}, {}, {}
@@ -46,15 +49,15 @@ class PageStore:
             if kind is LayerKind.FULL:
                 begin, least, table = 0, 0, holding.full[:end]
             else:
-                begin, least = min(holding.window, default=0), max(0, length - self._config.window + 1)
+                begin, least = min(holding.window, default=0), max(0, length + gap - self._config.window + 1)
                 table = [holding.window[number] for number in range(begin, end)]
             pages[kind] = torch.tensor(table, dtype=torch.int64, device=self._keys[0].device)
             firsts[kind] = max(begin * page_len, least)
             skips[kind] = firsts[kind] - begin * page_len
 
         def gather(store: Tensor, kind: LayerKind) -> Tensor:
-            past = length - firsts[kind]
-            row = store.new_zeros(past + room, *store.shape[2:])
+            past = max(0, length - firsts[kind])
+            row = store.new_zeros(length + gap - firsts[kind] + room, *store.shape[2:])
             row[:past] = store[pages[kind]].flatten(0, 1)[skips[kind] :][:past]
             return row
 
@@ -63,7 +66,7 @@ class PageStore:
             keys=tuple(map(gather, self._keys, kinds)),
             values=tuple(map(gather, self._values, kinds)),
             firsts=firsts,
-            length=length,
+            length=length + gap,
         )
 
     def write(self, holding: Holding, start: int, stop: int, fresh: Fresh, row: int, skip: int) -> None:

@@ -19,6 +19,7 @@ class Piece:
 
     tokens: Sequence[int]
     past: RowPast
+    canvas: RowPast | None = None  # of a canvas right behind it that is refined now: with a gap for `tokens`
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def forward(
         tokens = torch.zeros(len(group), widths[group[0]], dtype=torch.int64)
         for number, (row, skip, count) in enumerate(zip(rows, lead, counts, strict=True)):
             tokens[number, skip : skip + count] = torch.tensor(row.tokens)
-        context = join_rows([row.past for row in rows], device)
+        context = join_rows([row.past for row in rows], device, [row.canvas for row in rows])
         parts.append(EncodePart(tokens.to(device), context, lead, counts))
     if canvases is not None:
         parts.append(DenoisePart(canvases.tokens, join_rows(canvases.pasts, device), canvases.soft))

@@ -52,6 +52,7 @@ class Work:
     phase: Phase
     start: int
     stop: int
+    is_last: bool  # with it the phase has extended the context as far as it will
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,8 @@ class Scheduler:
                 if stop <= start:
                     continue
                 left -= stop - start
-            yield Work(number, running.slot, running.phase, start, stop)
+            is_last = running.phase.extends and stop == running.target
+            yield Work(number, running.slot, running.phase, start, stop, is_last)
 
     def _piece_end(self, running: _Running, budget: int) -> int:
         start = running.holding.length

@@ -2,7 +2,8 @@
 
 A `Context` has slots that all rows share; here every row has tensors of its own length, so that rows of any
 lengths meet in a forward without padding. Behind a row's past there may be room for the tokens computed now:
-a canvas that is refined many times then copies its past once, not at every step.
+a canvas that is refined many times then copies its past once, not at every step. A canvas may even share the
+forward of the text right before it: layer by layer it reads what that text has just written.
 """
 
 from __future__ import annotations
@@ -36,15 +37,24 @@ class RowContexts:
     firsts: dict[LayerKind, tuple[int, ...]]  # the position of each row's first key
     lengths: Tensor  # [rows] tokens in the past of each row, on the device
     host_lengths: tuple[int, ...]
+    # Behind the rows' own keys and values stand those of canvases, which wait for what a row computes now:
+    # its number, and the past of its canvas.
+    waiting: tuple[tuple[int, RowPast], ...] = ()
 
 
-def join_rows(pasts: Sequence[RowPast], device: torch.device) -> RowContexts:
+def join_rows(
+    pasts: Sequence[RowPast], device: torch.device, canvases: Sequence[RowPast | None] = ()
+) -> RowContexts:
+    """`canvases`: per row, the past of the canvas behind it; it has a gap where this row's tokens belong."""
+    waiting = tuple((row, past) for row, past in enumerate(canvases) if past is not None)
+    every = (*pasts, *(past for _, past in waiting))
     return RowContexts(
-        keys=tuple(zip(*(past.keys for past in pasts), strict=True)),
-        values=tuple(zip(*(past.values for past in pasts), strict=True)),
+        keys=tuple(zip(*(past.keys for past in every), strict=True)),
+        values=tuple(zip(*(past.values for past in every), strict=True)),
         firsts={kind: tuple(past.firsts[kind] for past in pasts) for kind in pasts[0].firsts},
         lengths=torch.tensor([past.length for past in pasts], device=device),
         host_lengths=tuple(past.length for past in pasts),
+        waiting=waiting,
     )
 
 
@@ -75,6 +85,15 @@ def attend_pieces(
                 mask = seen_by_block(torch.arange(low, stop), start, stop - start, window).to(query.device)
                 seen, at = slice(low - base, stop - base), slice(start - span.first, stop - span.first)
                 mixed[row, at] = mix(query[row : row + 1, at], all_k[None, seen], all_v[None, seen], mask)[0]
+        for place, (row, canvas) in enumerate(context.waiting, len(spans)):
+            first, span = canvas.firsts[kind], spans[row]
+            begin = max(span.length, first)
+            new, gap = (
+                slice(begin - span.first, span.stop - span.first),
+                slice(begin - first, span.stop - first),
+            )
+            past_k[place][gap] = key[row, new]
+            past_v[place][gap] = value[row, new]
         return mixed
 
     return attend
