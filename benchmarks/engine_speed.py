@@ -1,17 +1,20 @@
 """The engine: tokens per second by concurrency, what the exact way costs, what a known prefix saves.
 
-    python -m benchmarks.engine_speed                      (--rounds N; --parts throughput exact prefix long)
+    python -m benchmarks.engine_speed            (--rounds N; --parts throughput exact flips prefix long)
 
 throughput: 1, 2, 4, 8 and 16 answers at once, each of one canvas that takes a fixed number of steps, beside
 what `benchmarks.cost_model` expects, and beside the same answers one after another.
 exact: the same answers in the exact way and by default, in turn.
-prefix: seconds to the first canvas behind 2,000 tokens, when they are new and when they are known.
+flips: by default, how many answers of the bundled text model are the same in company and alone.
+prefix: seconds to a canvas of one step behind 2,000 tokens, when they are new and when they are known; also
+with fewer words, so that the vocabulary's share of a step is about that of the released geometry.
 long: a prompt of 262,144 tokens, less a canvas, at a narrow geometry.
 """
 
 from __future__ import annotations
 
 import argparse
+import operator
 import statistics
 import tempfile
 import time
@@ -54,7 +57,7 @@ NARROW = replace(
 
 
 def main() -> None:
-    parts = {"throughput": throughput, "exact": exact, "prefix": prefix, "long": long}
+    parts = {"throughput": throughput, "exact": exact, "flips": flips, "prefix": prefix, "long": long}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parts", nargs="*", choices=parts, default=list(parts))
@@ -151,29 +154,62 @@ def exact(lm: LanguageModel, rounds: int) -> dict[str, Any]:
             rounds,
         )
         found[f"{count} at once"] = ratios(seconds, "default")
-    same = sum(
-        one.tokens == other.tokens
-        for number in range(10)
-        for one, other in zip(
-            ask(lm, prompts_of(8, 32, seed=number)),
-            [ask(lm, [row])[0] for row in prompts_of(8, 32, seed=number)],
-            strict=True,
-        )
-    )
-    return {**found, "default_same_as_alone": f"{same} of 80"}
+    return found
+
+
+def flips(_: LanguageModel, rounds: int) -> dict[str, Any]:
+    """By default: of answers to paragraphs of our own pages, 16 at once, how many are the same alone."""
+    pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+    paragraphs = [p for page in pages for p in page.read_text().split("\n\n") if 200 < len(p) < 800]
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        lm = load("bundled:text", dtype=dtype)
+        same = tokens_same = tokens = 0
+        for begin in range(0, 16 * rounds, 16):
+            some = paragraphs[begin : begin + 16]
+            seeds = list(range(begin, begin + len(some)))
+            together = lm.generate(some, seeds=seeds, max_tokens=64)
+            for prompt, seed, answer in zip(some, seeds, together, strict=True):
+                alone = lm.generate(prompt, seed=seed, max_tokens=64)
+                same += answer.tokens == alone.tokens
+                tokens += len(alone.tokens)
+                tokens_same += sum(map(operator.eq, answer.tokens, alone.tokens))
+        count = 16 * rounds
+        found[dtype] = {
+            "answers": count,
+            "same": same,
+            "share_of_tokens_same": round(tokens_same / tokens, 4),
+        }
+    return found
 
 
 def prefix(lm: LanguageModel, rounds: int) -> dict[str, Any]:
-    gains = []
-    for number in range(rounds):
+    with tempfile.TemporaryDirectory() as made:
+        fewer = made_model(Path(made) / "fewer", replace(GEOMETRY, vocab_size=8192), "bfloat16")
+        return {"32,768 words": sooner(lm, rounds), "8,192 words": sooner(fewer, rounds)}
+
+
+def sooner(lm: LanguageModel, rounds: int) -> dict[str, Any]:
+    gains, news, knowns = [], [], []
+    for number in range(rounds + 1):
         (shared,) = prompts_of(1, PREFIX, seed=number)
         times = []
         for tail in ([7], [8]):
-            (answer,) = ask(lm, [[*shared, *tail]], max_denoising_steps=1)
+            tokens = [token % lm.config.vocab_size for token in [*shared, *tail]]
+            (answer,) = ask(lm, [tokens], max_denoising_steps=1)
             times.append(answer.timings.first_commit_s)
             cached = answer.cached_tokens
-        gains.append(times[0] / times[1])
-    return {"prefix": PREFIX, "of_it_cached": cached, "times_sooner": spread(gains)}
+        if number:  # the first warms up
+            gains.append(times[0] / times[1])
+            news.append(times[0])
+            knowns.append(times[1])
+    return {
+        "prefix": PREFIX,
+        "of_it_cached": cached,
+        "seconds_new": spread(news),
+        "seconds_known": spread(knowns),
+        "times_sooner": spread(gains),
+    }
 
 
 def long(_: LanguageModel, rounds: int) -> dict[str, Any]:
