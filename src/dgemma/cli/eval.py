@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dgemma.cli import report_view
 from dgemma.cli.generation_options import add_generation_arguments, generation_options, load_model
-from dgemma.cli.progress import count_progress
+from dgemma.cli.progress import FirstFailures, count_progress
 from dgemma.errors import InputError
 from dgemma.evaluation.comparison import compare
 from dgemma.evaluation.plan import Plan
@@ -35,7 +35,6 @@ EXAMPLES = (
     "  dgemma eval sudoku --band hard --limit 100 --batch 50\n"
     "  dgemma eval MODEL reasoning-gym:chain_sum --max-tokens 64 --limit 50"
 )
-_FAILURES_SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,16 +138,11 @@ def _print(args: argparse.Namespace, report: Report, other: StoredRun | None) ->
 @contextmanager
 def _progress(total: int | None) -> Iterator[Callable[[Result, bool], None]]:
     """Yields `advance(result, with_stats)`."""
-    failures = 0
+    failures = FirstFailures(more="more examples failed; --json and --out have all reasons")
 
     def lines(result: Result, with_stats: bool) -> Iterator[str]:
-        nonlocal failures
-        if result.failure is not None:
-            failures += 1
-            if failures <= _FAILURES_SHOWN:
-                yield f"example {result.number} failed: {result.failure}"
-            elif failures == _FAILURES_SHOWN + 1:
-                yield "more examples failed; --json and --out have all reasons"
+        failure = None if result.failure is None else f"example {result.number} failed: {result.failure}"
+        yield from failures.lines(failure)
         if with_stats:
             yield _stats(result)
 

@@ -10,11 +10,30 @@ from contextlib import contextmanager
 from dgemma.cli.live_view import printable
 
 _SECONDS_BETWEEN_LINES = 5.0
+_FAILURES_SHOWN = 5
 
 
 def print_line(line: str) -> None:
     """To stderr: stdout belongs to results."""
     print(line, file=sys.stderr, flush=True)
+
+
+class FirstFailures:
+    """The first few failures of long work, line by line; then once that there are more."""
+
+    def __init__(self, more: str) -> None:
+        self._more = more
+        self._count = 0
+
+    def lines(self, failure: str | None) -> Iterator[str]:
+        """What is to be told of one that is done; `failure` None: it did not fail."""
+        if failure is None:
+            return
+        self._count += 1
+        if self._count <= _FAILURES_SHOWN:
+            yield failure
+        elif self._count == _FAILURES_SHOWN + 1:
+            yield self._more
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dgemma.cli.progress import count_progress
+from dgemma.cli.progress import FirstFailures, count_progress
 from dgemma.cli.served_model import (
     LoadOptions,
     check_fit,
@@ -38,7 +38,6 @@ EXAMPLES = (
 )
 # Nobody waits at the other end: an answer is not cut short because others were written before it.
 _REQUEST_TIMEOUT_S = 86_400.0
-_FAILURES_SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,16 +107,12 @@ def _answer(
 
 @contextmanager
 def _progress(total: int, done: int) -> Iterator[Callable[[BatchResult], None]]:
-    failures = 0
+    failures = FirstFailures(more="more requests failed; the results have all reasons")
 
-    def lines(result: BatchResult) -> Iterator[str]:
-        nonlocal failures
-        if result.reason is not None:
-            failures += 1
-            if failures <= _FAILURES_SHOWN:
-                yield f"request {result.custom_id!r} failed with {result.status}: {result.reason}"
-            elif failures == _FAILURES_SHOWN + 1:
-                yield "more requests failed; the results have all reasons"
+    def failure(result: BatchResult) -> str | None:
+        if result.reason is None:
+            return None
+        return f"request {result.custom_id!r} failed with {result.status}: {result.reason}"
 
     with count_progress("run-batch", total, "requests", done=done) as advance:
-        yield lambda result: advance(lines(result))
+        yield lambda result: advance(failures.lines(failure(result)))
