@@ -7,8 +7,8 @@ what `benchmarks.cost_model` expects, and beside the same answers one after anot
 exact: the same answers in the exact way and by default, in turn.
 flips: by default, how many answers of the bundled text model are the same in company and alone.
 prefix: seconds to a canvas of one step behind 2,000 tokens, when they are new and when they are known; also
-with fewer words, so that the vocabulary's share of a step is about that of the released geometry.
-long: a prompt of 262,144 tokens, less a canvas, at a narrow geometry.
+at half the released width, with so many words that the vocabulary's share of a step is about the released
+one. long: a prompt of 262,144 tokens, less a canvas, at a narrow geometry.
 """
 
 from __future__ import annotations
@@ -46,6 +46,14 @@ GEOMETRY = replace(
     experts_per_token=8,
     expert_size=128,
     window=256,
+)
+HALF_WIDTH = replace(
+    GEOMETRY,
+    vocab_size=10_240,
+    hidden_size=1408,
+    mlp_size=1056,
+    expert_size=352,
+    layers=layers(3, head_dim=128, kv_heads=4, full_head_dim=256, full_kv_heads=1),
 )
 NARROW = replace(
     PRESETS["tiny"].config,
@@ -125,8 +133,8 @@ def throughput(lm: LanguageModel, rounds: int) -> dict[str, Any]:
             # Measured in the same minute as what it is compared with.
             machine = measure_machine(lm.stack)
             taken = statistics.mean(a.timings.denoise_s for a in answers) / STEPS
-            shares.append(step_s(machine, lm.config, 2, count, length) / taken)
-            roofs.append(roofline_s(machine, lm.config, 2, count) / taken)
+            shares.append(step_s(machine, lm.config, count, length) / taken)
+            roofs.append(roofline_s(machine, lm.config, count) / taken)
             if count > 1:
                 again = prompts_of(min(count, 4), length, seed=7000 + 100 * count + number)
                 began = time.perf_counter()
@@ -185,8 +193,8 @@ def flips(_: LanguageModel, rounds: int) -> dict[str, Any]:
 
 def prefix(lm: LanguageModel, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as made:
-        fewer = made_model(Path(made) / "fewer", replace(GEOMETRY, vocab_size=8192), "bfloat16")
-        return {"32,768 words": sooner(lm, rounds), "8,192 words": sooner(fewer, rounds)}
+        wide = made_model(Path(made) / "wide", HALF_WIDTH, "bfloat16")
+        return {"32,768 words": sooner(lm, rounds), "half the released width": sooner(wide, rounds)}
 
 
 def sooner(lm: LanguageModel, rounds: int) -> dict[str, Any]:
