@@ -17,16 +17,21 @@ import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
 
 from dgemma.diffusion.noise import place_at
 from dgemma.diffusion.walk import walk
+from dgemma.model.coded_weight import CodedBank, CodedMatrix, CodedWeight
+from dgemma.model.codes import Codes
 from dgemma.model.config import LayerKind, ModelConfig
+from dgemma.model.layer import Layer
 from dgemma.model.norm import rms_norm
 from dgemma.model.stack import Stack
+from dgemma.model.weight import Matrix, MatrixBank, PlainMatrix
 
 ROWS = (1, 4, 16, 32, 64, 128, 256, 1024, 4096)
 SIDE = 1024  # of the square products whose rate is measured
@@ -37,18 +42,21 @@ class Machine:
     rates: tuple[float, ...]  # operations per second of a product, by ROWS
     expert_rates: tuple[float, ...]  # the same of an expert's
     bytes_per_s: float  # read
+    number_bytes: float  # of a weight, in a matrix
+    expert_bytes: float  # and in an expert
     norm_s: float  # per number
     gate_s: float
     copy_s: float
     add_s: float
     word_s: float  # the element-wise part of the walk, per position and word
 
-    def product_s(self, rows: float, numbers: float, item_bytes: int) -> float:
-        return max(2 * rows * numbers / between(self.rates, rows), numbers * item_bytes / self.bytes_per_s)
+    def product_s(self, rows: float, numbers: float) -> float:
+        read_s = numbers * self.number_bytes / self.bytes_per_s
+        return max(2 * rows * numbers / between(self.rates, rows), read_s)
 
-    def expert_s(self, rows: float, numbers: float, item_bytes: int) -> float:
-        rate = between(self.expert_rates, rows)
-        return max(2 * rows * numbers / rate, numbers * item_bytes / self.bytes_per_s)
+    def expert_s(self, rows: float, numbers: float) -> float:
+        read_s = numbers * self.expert_bytes / self.bytes_per_s
+        return max(2 * rows * numbers / between(self.expert_rates, rows), read_s)
 
 
 def between(rates: Sequence[float], rows: float) -> float:
@@ -73,51 +81,86 @@ def typical(run: Callable[[], object], rounds: int = 7) -> float:
 
 @torch.inference_mode()
 def measure_machine(stack: Stack) -> Machine:
+    """This machine's rates with the kinds of weights that `stack` has: plain, or in few bits."""
     config, dtype = stack.config, stack.embedding.dtype
     canvas, hidden = config.canvas_len, config.hidden_size
-    squares = [torch.randn(SIDE, SIDE, dtype=dtype) for _ in range(8)]
-    rates = product_rates(squares)
-    # All experts in turn, as in a layer: one alone would stay in the cache.
-    experts = list(torch.randn(config.num_experts, 2 * config.expert_size, hidden, dtype=dtype))
+    layer = stack.layers[0]
+    assert isinstance(layer, Layer)
+    rates = product_rates([like(layer.mlp.gate, SIDE, SIDE, dtype) for _ in range(8)], dtype)
+    bank = layer.experts.gate_up
     large = torch.zeros(256 << 20, dtype=torch.uint8)
     bytes_per_s = large.numel() / typical(lambda: large.view(torch.int64).sum())
     x = torch.randn(1, canvas, hidden, dtype=dtype)
     wide, weight = x.float(), torch.ones(hidden, dtype=dtype)
     row_of = torch.randint(canvas, (canvas * config.experts_per_token,))
     walk_s = typical(lambda: walk(x, stack.head, torch.ones(1), place_at([0], [0], [0], x.device)))
-    words = config.vocab_size * hidden
-    products_s = 2 * max(2 * canvas * words / between(rates, canvas), words * dtype.itemsize / bytes_per_s)
-    return Machine(
+    machine = Machine(
         rates=rates,
-        expert_rates=product_rates(experts),
+        expert_rates=expert_rates(bank, dtype),
         bytes_per_s=bytes_per_s,
+        number_bytes=layer.mlp.gate.nbytes / (hidden * config.mlp_size),
+        expert_bytes=bank.nbytes / (config.num_experts * 2 * config.expert_size * hidden),
         norm_s=typical(lambda: rms_norm(x, weight, 1e-6)) / x.numel(),
         gate_s=typical(lambda: nn.functional.gelu(x, approximate="tanh") * x) / x.numel(),
         copy_s=typical(lambda: x[0].index_select(0, row_of)) / (len(row_of) * hidden),
         add_s=typical(lambda: wide + x * wide[..., :1]) / x.numel(),
-        word_s=max(0.0, walk_s - products_s) / (canvas * config.vocab_size),
+        word_s=0.0,
     )
+    products_s = 2 * machine.product_s(canvas, config.vocab_size * hidden)
+    return replace(machine, word_s=max(0.0, walk_s - products_s) / (canvas * config.vocab_size))
 
 
-def product_rates(weights: Sequence[torch.Tensor]) -> tuple[float, ...]:
+def like(weight: Matrix | MatrixBank, out: int, inner: int, dtype: torch.dtype) -> Matrix:
+    """A matrix of random numbers of the same kind."""
+    if not isinstance(weight, CodedWeight):
+        plain = PlainMatrix(out, inner, dtype=dtype, device=torch.device("cpu"))
+        nn.init.normal_(plain.weight)
+        return plain
+    held = weight.held
+    groups = 1 if held.scale.shape[-1] == 1 else inner // held.group_len
+    stored = torch.randint(256, (out, inner // held.kind.per_byte), dtype=torch.uint8)
+    scale = torch.rand(out, groups).to(held.scale.dtype)
+    outer = None if held.outer is None else torch.ones(out, 1)
+    codes = Codes(held.kind, stored.view(held.codes.dtype), scale, None, outer, held.outer_divides)
+    return CodedMatrix(codes, dtype=dtype, rounds_activations=weight.rounds_activations)
+
+
+def expert_rates(bank: MatrixBank, dtype: torch.dtype) -> tuple[float, ...]:
+    """All experts in turn, as in a layer: one alone would stay in the cache."""
+    if not isinstance(bank, CodedBank):
+        few = [like(bank, bank.out_features, bank.in_features, dtype) for _ in range(bank.num_experts)]
+        return product_rates(few, dtype)
     rates = []
     for rows in ROWS:
-        x = torch.randn(rows, weights[0].shape[1], dtype=weights[0].dtype)
-        used = weights if rows < 1024 else weights[:8]  # large products need no company to be slow
-
-        def run(x: torch.Tensor = x, used: Sequence[torch.Tensor] = used) -> object:
-            return [nn.functional.linear(x, weight) for weight in used]
-
-        rates.append(len(used) * 2 * rows * weights[0].numel() / typical(run, 5))
+        count = bank.num_experts if rows < 1024 else 8
+        some = CodedBank(bank.held[:count], rounds_activations=bank.rounds_activations)
+        x = torch.randn(rows * count, bank.in_features, dtype=dtype)
+        ends = torch.arange(rows, rows * count + 1, rows, dtype=torch.int32)
+        seconds = typical(partial(some.multiply_grouped, x, ends), 5)
+        rates.append(2 * rows * count * bank.in_features * bank.out_features / seconds)
     return tuple(rates)
 
 
-def step_s(machine: Machine, config: ModelConfig, item_bytes: int, canvases: int, context: int) -> float:
+def product_rates(weights: Sequence[Matrix], dtype: torch.dtype) -> tuple[float, ...]:
+    rates = []
+    numbers = weights[0].in_features * weights[0].out_features
+    for rows in ROWS:
+        x = torch.randn(rows, weights[0].in_features, dtype=dtype)
+        used = weights if rows < 1024 else weights[:8]  # large products need no company to be slow
+
+        def run(x: torch.Tensor = x, used: Sequence[Matrix] = used) -> object:
+            return [weight.multiply(x) for weight in used]
+
+        rates.append(len(used) * 2 * rows * numbers / typical(run, 5))
+    return tuple(rates)
+
+
+def step_s(machine: Machine, config: ModelConfig, canvases: int, context: int) -> float:
     """A denoise step of so many canvases behind `context` tokens each."""
     rows, hidden, k = canvases * config.canvas_len, config.hidden_size, config.experts_per_token
 
     def dense(numbers: float) -> float:
-        return machine.product_s(rows, numbers, item_bytes)
+        return machine.product_s(rows, numbers)
 
     total = 3 * dense(hidden * config.mlp_size)  # self-conditioning
     total += rows * (2 * hidden * machine.norm_s + config.mlp_size * machine.gate_s)
@@ -127,7 +170,7 @@ def step_s(machine: Machine, config: ModelConfig, item_bytes: int, canvases: int
         queries, keys = config.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         total += dense(hidden * (2 * queries + 2 * keys))
         total += 3 * dense(hidden * config.mlp_size) + dense(hidden * config.num_experts)
-        total += touched * machine.expert_s(rows * k / touched, expert, item_bytes)
+        total += touched * machine.expert_s(rows * k / touched, expert)
         seen = min(context, config.window - 1) if layer.kind is LayerKind.SLIDING else context
         scores = 2 * (seen + config.canvas_len) * queries
         total += 2 * rows * scores / between(machine.rates, config.canvas_len)
@@ -141,7 +184,7 @@ def step_s(machine: Machine, config: ModelConfig, item_bytes: int, canvases: int
     return total
 
 
-def roofline_s(machine: Machine, config: ModelConfig, item_bytes: int, canvases: int) -> float:
+def roofline_s(machine: Machine, config: ModelConfig, canvases: int) -> float:
     """Products alone, at the best rate there is, or their weights once."""
     rows, hidden = canvases * config.canvas_len, config.hidden_size
     shared, routed = 3.0 * hidden * config.mlp_size, 0.0
@@ -151,5 +194,5 @@ def roofline_s(machine: Machine, config: ModelConfig, item_bytes: int, canvases:
         routed += 3 * hidden * config.expert_size
     shared += 2 * config.vocab_size * hidden
     operations = 2 * rows * (shared + config.experts_per_token * routed)
-    weights = item_bytes * (shared + config.num_experts * routed)
+    weights = machine.number_bytes * shared + machine.expert_bytes * config.num_experts * routed
     return max(operations / max(machine.rates), weights / machine.bytes_per_s)

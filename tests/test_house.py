@@ -48,7 +48,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "evaluation": {"errors", "params", "events", "text", "language_model", "sudoku"},
     "bench": {"events", "language_model"},
-    "selfcheck": {"checkpoint", "language_model", "machine"},
+    "selfcheck": {"checkpoint", "language_model", "machine", "model"},
     "server": {"errors", "params", "events", "text", "engine", "__init__"},
     "cli": {
         "errors",

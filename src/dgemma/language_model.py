@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, overload
 
@@ -30,6 +31,7 @@ from dgemma.model.cache import KVCache
 from dgemma.model.config import ModelConfig
 from dgemma.model.execution import default_execution
 from dgemma.model.lora import LoraSettings, attach, detach, has_adapter, merged
+from dgemma.model.pieces import cut_piece, piece_len
 from dgemma.model.stack import Stack
 from dgemma.params import GenerationParams
 from dgemma.text.chat_template import ChatTemplate
@@ -37,11 +39,6 @@ from dgemma.text.detokenizer import Detokenizer
 from dgemma.text.tokenizer import Tokenizer
 
 # Shapes: batch = rows, tokens = tokens given now, canvas = tokens of the canvas.
-
-# A long prompt is read in pieces of at most so many tokens, and fewer where attention's mask
-# [rows, heads that share keys x tokens, context] would pass so many numbers.
-MAX_PIECE_TOKENS = 1024
-MAX_MASK_NUMBERS = 64 << 20
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -55,6 +52,7 @@ def load(
     compile: bool = False,  # noqa: A002
     revision: str | None = None,
     adapter: str | Path | None = None,
+    round_activations: bool = True,
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Load a checkpoint in the released layout: a directory, or a hub name such as "owner/name".
@@ -67,6 +65,8 @@ def load(
     compile: fuse the vocabulary end into one kernel; loading then takes seconds more.
     revision: branch, tag or commit of a hub name.
     adapter: directory of a LoRA adapter for this base, dgemma's or PEFT's.
+    round_activations: where a model is quantized and products on its codes are faster (dgemma doctor says),
+      round what they multiply to eight bits, a scale to each 128 neighbours. False: decode each weight.
     progress: called with (bytes read, bytes in all) after each tensor.
     """
     target = check_device(device)
@@ -75,7 +75,14 @@ def load(
     if adapter is not None:
         open_adapter(adapter, source.config)  # refuse a wrong one before a large base is read for nothing
     execution = replace(default_execution(target, number_type, exact=exact), fused_vocabulary=compile)
-    stack = load_stack(source, dtype=number_type, device=target, execution=execution, progress=progress)
+    stack = load_stack(
+        source,
+        dtype=number_type,
+        device=target,
+        execution=execution,
+        round_activations=round_activations,
+        progress=progress,
+    )
     lm = LanguageModel(stack, source)
     if adapter is not None:
         lm = lm.with_adapter(adapter)
@@ -154,6 +161,11 @@ class LanguageModel:
     def device(self) -> torch.device:
         return next(self.stack.parameters()).device
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights in memory, an adapter's included."""
+        return sum(tensor.nbytes for tensor in chain(self.stack.parameters(), self.stack.buffers()))
+
     def new_cache(self, batch: int = 1, capacity: int | None = None) -> KVCache:
         """An empty cache for `batch` rows; it grows by itself, `capacity` only saves the growing."""
         return KVCache(self.config, batch, dtype=self.dtype, device=self.device, capacity=capacity)
@@ -174,10 +186,10 @@ class LanguageModel:
         joined: Tensor | None = None
         while any(remaining):
             lead = [length % block for length in cache.lengths]
-            piece_len = _piece_len(self.config, cache, block)
-            counts = [min(left, piece_len - skip) for left, skip in zip(remaining, lead, strict=True)]
+            at_most = piece_len(self.config, cache.batch, max(cache.lengths), block)
+            counts = [min(left, at_most - skip) for left, skip in zip(remaining, lead, strict=True)]
             width = -(-max(map(sum, zip(lead, counts, strict=True))) // block) * block
-            piece = _cut(tokens, done, lead, counts, width)
+            piece = cut_piece(tokens, done, lead, counts, width)
             hidden, fresh = self.stack.encode(piece, cache.context(), lead=tuple(lead), counts=tuple(counts))
             cache.append(fresh, counts, lead)
             if piece is tokens:  # one piece without padding: the usual prompt
@@ -234,7 +246,12 @@ class LanguageModel:
         if isinstance(adapter, LoraSettings):
             return self.with_stack(attach(self.stack, adapter, seed=seed))
         source = open_adapter(adapter, self.config)
-        return self.with_stack(load_adapter(self.stack, source, base_fingerprint=fingerprint(self.stack)))
+        made_from = None if self._source is None else self._source.quantized_from
+        return self.with_stack(
+            load_adapter(
+                self.stack, source, base_fingerprint=fingerprint(self.stack), quantized_from=made_from
+            )
+        )
 
     def without_adapter(self) -> LanguageModel:
         """The base alone, over the same weights."""
@@ -469,20 +486,3 @@ class LanguageModel:
                 f"lengths is {values}; it must hold one number from 0 to {width} for each of {rows} rows."
             )
         return values
-
-
-def _piece_len(config: ModelConfig, cache: KVCache, block: int) -> int:
-    sharing = config.num_heads // min(shape.num_kv_heads for shape in config.layers)
-    mask_per_token = cache.batch * sharing * (max(cache.lengths) + MAX_PIECE_TOKENS)
-    affordable = MAX_MASK_NUMBERS // mask_per_token
-    return max(64, block, min(MAX_PIECE_TOKENS, affordable) // block * block)
-
-
-def _cut(tokens: Tensor, done: list[int], lead: list[int], counts: list[int], width: int) -> Tensor:
-    """The next piece of every row, behind its leading padding (token 0)."""
-    if width == tokens.shape[1] and not any(lead) and all(count == width for count in counts):
-        return tokens
-    piece = tokens.new_zeros(tokens.shape[0], width)
-    for row, (start, skipped, count) in enumerate(zip(done, lead, counts, strict=True)):
-        piece[row, skipped : skipped + count] = tokens[row, start : start + count]
-    return piece

@@ -15,11 +15,15 @@ from torch import Tensor
 from dgemma.checkpoint.safetensors_file import read_entries, read_into
 from dgemma.language_model import LanguageModel, check_device, load
 from dgemma.machine import inspect_machine, package_versions, torch_facts
+from dgemma.model.coded_weight import CodedBank
+from dgemma.model.codes import CodeKind, Codes
+from dgemma.model.kernels.few_bits import rounded
 
 FP32_LIMIT = 1e-4
 # Another device may round elsewhere than the reference did on its CPU, but not much worse.
 BF16_MARGIN = 1.5
 _DTYPES = {"F32": torch.float32, "I32": torch.int32}
+_FEW_BITS = (CodeKind.INT4, CodeKind.INT8, CodeKind.FLOAT4)
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ def check(device: str, dtypes: Sequence[str]) -> Findings:
                     limit = BF16_MARGIN * facts["reference_bf16_error"][name]
                     findings.append(Finding(name, dtype, "typical error", typical, limit))
             findings.append(_exact_rows(lm.exact(), tensors, facts["lengths"], dtype))
+            findings += [_few_bits(kind, device, lm.dtype) for kind in _FEW_BITS]
     return Findings(device, time.perf_counter() - started, tuple(findings))
 
 
@@ -95,10 +100,10 @@ def report(findings: Findings) -> str:
         f"cuda: {'; '.join(facts.cuda_devices) or 'none'}; mps: {'yes' if facts.mps else 'none'}",
         versions,
         "",
-        f"{'':<6} {'check':<13} {'dtype':<9} {'measure':<19} {'found':>10} {'limit':>10}",
+        f"{'':<6} {'check':<15} {'dtype':<9} {'measure':<19} {'found':>10} {'limit':>10}",
     ]
     lines += [
-        f"{'ok' if f.passed else 'FAILED':<6} {f.name:<13} {f.dtype:<9} {f.measure:<19} "
+        f"{'ok' if f.passed else 'FAILED':<6} {f.name:<15} {f.dtype:<9} {f.measure:<19} "
         f"{f.found:>10.2e} {f.limit:>10.2e}"
         for f in findings.findings
     ]
@@ -132,6 +137,31 @@ def _exact_rows(lm: LanguageModel, golden: dict[str, Tensor], lengths: Sequence[
         alone = _life(lm, only, [length])["next"]
         differing += not torch.equal(together[row : row + 1].cpu(), alone.cpu())
     return Finding("exact rows", dtype, "differing rows", float(differing), 0.0)
+
+
+def _few_bits(kind: CodeKind, device: str, dtype: torch.dtype) -> Finding:
+    """Experts in few bits, by whatever kernel this device has, against their decoded weights."""
+    made = torch.Generator().manual_seed(0)
+    experts, out, inner = 5, 96, 160
+    stored = torch.randint(256, (experts, out, inner // kind.per_byte), generator=made, dtype=torch.uint8)
+    groups = 1 if kind is CodeKind.INT8 else inner // 32
+    scale = torch.rand(experts, out, groups, generator=made).bfloat16()
+    held = Codes(kind, stored.view(kind.stored_as), scale)
+    ends = torch.tensor([7, 7, 30, 31, 64], dtype=torch.int32)
+    x = torch.randn(int(ends[-1]), inner, generator=made).to(dtype)
+    bank = CodedBank(held.with_parts({name: part.to(device) for name, part in held.parts.items()}))
+    found = bank.multiply_grouped(x.to(device), ends.to(device)).double().cpu()
+    seen = x if bank.kernel(x.to(device)) is None else rounded(x)  # the kernel for CPUs rounds them
+    weights = held.decode(torch.float32).double()
+    pieces = zip(
+        weights, seen.double().split(torch.diff(ends, prepend=ends.new_zeros(1)).tolist()), strict=True
+    )
+    truth = torch.cat([piece @ weight.t() for weight, piece in pieces])
+    worst = ((found - truth).abs().max() / truth.abs().max()).item()
+    limit = FP32_LIMIT if dtype == torch.float32 else 0.01
+    return Finding(
+        f"{kind.value} experts", str(dtype).removeprefix("torch."), "largest difference", worst, limit
+    )
 
 
 def _read_golden(path: Path) -> dict[str, Tensor]:

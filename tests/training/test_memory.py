@@ -10,7 +10,7 @@ import torch
 from dgemma.checkpoint.census import take_census
 from dgemma.checkpoint.presets import PRESETS, layers
 from dgemma.model.lora import LoraSettings
-from dgemma.training.memory import BYTES_4BIT, estimate_step, peak_bytes, with_4bit_base
+from dgemma.training.memory import estimate_step, peak_bytes, with_4bit_base
 from dgemma.training.recipe import DataRecipe, Recipe
 
 MB = 1 << 20
@@ -96,8 +96,9 @@ def test_a_four_bit_base_packs_its_matrices_and_unpacks_one() -> None:
     plain = estimate_step(config, recipe)
     packed = with_4bit_base(plain, config, recipe)
     parts = take_census(config).parameters_by_part
-    matrices = parts["experts"] + parts["shared_mlp"] + parts["attention"] + parts["self_conditioning"]
+    eight_bits = parts["shared_mlp"] + parts["attention"] + parts["self_conditioning"] + parts["embedding"]
     saved = plain.weights - packed.weights
-    assert saved == pytest.approx(matrices * (2 - BYTES_4BIT), rel=0.02)  # less the norms among them
-    assert packed.activations - plain.activations == 8 * 64 * 64 * 2  # gate and up of all experts
+    # Four bits and a sixteen-bit scale to each 32; eight bits and a scale to each row.
+    assert saved == pytest.approx(parts["experts"] * (2 - 0.5625) + eight_bits * (2 - 1.03), rel=0.03)
+    assert packed.activations - plain.activations == 128 * 64 * (4 + 2)  # the largest query projection
     assert packed.trained == plain.trained

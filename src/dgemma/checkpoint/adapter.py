@@ -39,19 +39,23 @@ def load_adapter(
     source: AdapterSource,
     *,
     base_fingerprint: str,
+    quantized_from: str | None = None,
     dtype: torch.dtype | None = None,
     trainable: bool = False,
 ) -> Stack:
-    """`stack`, whose fingerprint is given, with this adapter. dtype: of the factors; None: the model's."""
-    check_base(source, base_fingerprint)
+    """`stack`, whose fingerprint is given, with this adapter. dtype: of the factors; None: the model's.
+
+    quantized_from: the fingerprint of the base this one was rounded from; its adapters fit too.
+    """
+    check_base(source, base_fingerprint, quantized_from)
     check_tied_factors(source)
     added = {path: read_factors(entries) for path, entries in source.factors.items()}
     return adapted(stack, added, dtype=dtype, trainable=trainable)
 
 
-def check_base(source: AdapterSource, base_fingerprint: str) -> None:
+def check_base(source: AdapterSource, base_fingerprint: str, quantized_from: str | None = None) -> None:
     """An adapter of dgemma belongs to one base; of one that PEFT wrote nothing is known."""
-    if source.base_fingerprint not in (None, base_fingerprint):
+    if source.base_fingerprint not in (None, base_fingerprint, quantized_from):
         raise CheckpointError(
             f"{source.path} was made for the base {source.base_fingerprint}, but this model is "
             f"{base_fingerprint}. Take the checkpoint it was trained on."

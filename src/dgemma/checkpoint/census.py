@@ -6,10 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from dgemma.checkpoint.names import tensor_specs
+from dgemma.checkpoint.quantized.plan import plan_of
+from dgemma.errors import InputError
 from dgemma.model.config import LayerKind, ModelConfig
 
-# Weights alone; group scales add 2-6 % to the quantized forms.
-BYTES_PER_PARAMETER = {"bf16": 2.0, "int8": 1.0, "4bit": 0.5}
+# What `dgemma quantize` writes, scales included.
+_QUANTIZED = {"int8": "int8", "4bit": "int4"}
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,22 @@ def take_census(config: ModelConfig) -> Census:
         parameters_by_part=dict(parts.most_common()),
         total_parameters=total,
         active_parameters=total - idle,
-        bytes={name: int(total * size) for name, size in BYTES_PER_PARAMETER.items()},
+        bytes={
+            "bf16": 2 * total,
+            **{name: _quantized_bytes(config, form) for name, form in _QUANTIZED.items()},
+        },
         kv_bytes_per_1k_tokens={
             "sliding": 1000 * per_token[LayerKind.SLIDING],
             "full": 1000 * per_token[LayerKind.FULL],
         },
         kv_window_bytes=(config.window - 1) * per_token[LayerKind.SLIDING],
     )
+
+
+def _quantized_bytes(config: ModelConfig, name: str) -> int:
+    try:
+        plan = plan_of(name, config)
+    except InputError:  # rows that hold no whole groups of four bits
+        plan = plan_of("int8", config)
+    sizes = ((spec.size, plan.nbytes(spec)) for spec in tensor_specs(config))
+    return sum(2 * size if coded is None else coded for size, coded in sizes)

@@ -18,7 +18,7 @@ from dgemma.checkpoint.load import TORCH_DTYPES
 from dgemma.checkpoint.names import TensorSpec, tensor_specs
 from dgemma.checkpoint.safetensors_file import ITEM_BYTES, read_into
 from dgemma.checkpoint.source import CheckpointSource
-from dgemma.errors import InputError
+from dgemma.model.coded_weight import CodedWeight
 from dgemma.model.lora import detach
 from dgemma.model.stack import Stack
 
@@ -32,24 +32,21 @@ def fingerprint(stack: Stack) -> str:
     def sample(spec: TensorSpec) -> Tensor:
         parent, _, leaf = spec.path.rpartition(".")
         module = base.get_submodule(parent)
-        tensor = getattr(module, leaf, None)
-        if not isinstance(tensor, Tensor):
-            raise InputError(
-                f"{parent} is a {type(module).__name__}; only plain weights have a fingerprint. Load the "
-                "model unquantized."
-            )
-        return tensor.detach().reshape(-1)[_positions(spec).to(tensor.device)]
+        # Of a quantized weight its codes: the same base quantized two ways is two bases.
+        tensor = module.codes.view(torch.uint8) if isinstance(module, CodedWeight) else getattr(module, leaf)
+        return tensor.detach().reshape(-1)[_positions(tensor.numel()).to(tensor.device)]
 
     return _digest(tensor_specs(base.config), sample)
 
 
 def file_fingerprint(source: CheckpointSource) -> str:
-    """The same of a checkpoint on disk, without loading it."""
+    """The same of a plain checkpoint on disk, without loading it."""
+    source.require_plain("the fingerprint of a file")
 
     def sample(spec: TensorSpec) -> Tensor:
         entry = source.entries[spec.name]
         item = ITEM_BYTES[entry.dtype]
-        positions = _positions(spec).tolist()
+        positions = _positions(spec.size).tolist()
         buffer = bytearray(len(positions) * item)
         for number, position in enumerate(positions):
             read_into(entry, memoryview(buffer)[number * item : (number + 1) * item], position * item)
@@ -67,6 +64,6 @@ def _digest(specs: Iterable[TensorSpec], sample: Callable[[TensorSpec], Tensor])
     return digest.hexdigest()
 
 
-def _positions(spec: TensorSpec) -> Tensor:
-    count = min(_NUMBERS, spec.size)
-    return torch.arange(count) * spec.size // count
+def _positions(size: int) -> Tensor:
+    count = min(_NUMBERS, size)
+    return torch.arange(count) * size // count

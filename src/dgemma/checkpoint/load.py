@@ -7,9 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from dgemma.checkpoint.names import tensor_specs
+from dgemma.checkpoint.names import TensorSpec, tensor_specs
+from dgemma.checkpoint.quantized.read import read_coded
 from dgemma.checkpoint.safetensors_file import TensorEntry, read_chunks, read_into
 from dgemma.checkpoint.source import CheckpointSource, check_tied_copies
+from dgemma.model.coded_weight import CodedBank, CodedMatrix
+from dgemma.model.codes import Codes
 from dgemma.model.execution import Execution
 from dgemma.model.rope import Rope
 from dgemma.model.stack import Stack
@@ -25,6 +28,7 @@ def load_stack(
     dtype: torch.dtype,
     device: torch.device,
     execution: Execution | None = None,
+    round_activations: bool = True,
     progress: Progress | None = None,
 ) -> Stack:
     """Build the stack without memory, then fill it tensor by tensor.
@@ -34,16 +38,25 @@ def load_stack(
     """
     check_tied_copies(source)
     stack = Stack(source.config, dtype=dtype, device="meta", execution=execution)
-    total = sum(entry.nbytes for entry in source.entries.values())
+    total = source.nbytes
     done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
     for spec in tensor_specs(source.config):
+        if spec.name in source.coded:
+            held = read_coded(source.coded[spec.name], device, advance)
+            place_coded(stack, spec, held, round_activations)
+            continue
         entry = source.entries[spec.name]
         tensor = torch.empty(spec.shape, dtype=dtype, device=device)
         _fill(tensor, entry)
         place(stack, spec.path, tensor)
-        done += entry.nbytes
-        if progress is not None:
-            progress(done, total)
+        advance(entry.nbytes)
     stack.rope = Rope(source.config, device)
     return stack
 
@@ -57,6 +70,19 @@ def place(stack: Stack, path: str, tensor: Tensor) -> None:
     else:
         assert leaf in parent._buffers, path
         setattr(parent, leaf, tensor)
+
+
+def place_coded(stack: Stack, spec: TensorSpec, held: Codes, round_activations: bool) -> None:
+    """Put a quantized weight in place of the plain one that `spec` names."""
+    path = spec.path.removesuffix(".weight")
+    parent_path, _, leaf = path.rpartition(".")
+    coded: nn.Module
+    if len(spec.shape) == 3:
+        coded = CodedBank(held, rounds_activations=round_activations)
+    else:
+        dtype = stack.norm.weight.dtype
+        coded = CodedMatrix(held, dtype=dtype, rounds_activations=round_activations)
+    setattr(stack.get_submodule(parent_path), leaf, coded)
 
 
 def _fill(tensor: Tensor, entry: TensorEntry) -> None:

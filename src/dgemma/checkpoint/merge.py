@@ -29,6 +29,7 @@ def write_merged(
     on_bytes: Callable[[int], None] | None = None,
 ) -> None:
     """Write `source` with `adapter` added in, each tensor in the dtype it has on disk."""
+    source.require_plain("merging")
     check_base(adapter, file_fingerprint(source))
     check_tied_copies(source)
     check_tied_factors(adapter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -38,15 +39,22 @@ def write_random(
     raw = config.to_json()
     raw["dtype"] = str(TORCH_DTYPES[dtype]).removeprefix("torch.")
     tensors = [
-        TensorToWrite(spec.name, dtype, spec.shape, partial(_chunks, spec, dtype, seed))
+        TensorToWrite(spec.name, dtype, spec.shape, partial(random_chunks, spec, dtype, seed))
         for spec in tensor_specs(config)
     ]
-    with resources.as_file(resources.files("dgemma") / "data" / "tokenizer") as assets:
-        files = sorted(Path(assets).iterdir()) if companions is None else list(companions)
+    with tokenizer_files() as small_tokenizer:
+        files = small_tokenizer if companions is None else companions
         write_checkpoint(path, raw, tensors, files, max_shard_bytes=max_shard_bytes, on_bytes=on_bytes)
 
 
-def _chunks(spec: TensorSpec, dtype: str, seed: int) -> Iterator[Any]:
+@contextmanager
+def tokenizer_files() -> Iterator[tuple[Path, ...]]:
+    """The small tokenizer that goes with random weights."""
+    with resources.as_file(resources.files("dgemma") / "data" / "tokenizer") as assets:
+        yield tuple(sorted(Path(assets).iterdir()))
+
+
+def random_chunks(spec: TensorSpec, dtype: str, seed: int) -> Iterator[Any]:
     # Seeded by name, so that a tensor does not depend on the order of writing.
     generator = torch.Generator().manual_seed(seed * 1_000_003 + zlib.crc32(spec.name.encode()))
     mean, spread = distribution(spec)

@@ -136,8 +136,9 @@ def header_of(tensors: Iterable[TensorToWrite]) -> bytes:
 
 
 def _aligned(tensors: Iterable[TensorToWrite]) -> list[TensorToWrite]:
-    # Wider items first keeps every tensor aligned to its item size, which readers that map need.
-    return sorted(tensors, key=lambda t: -ITEM_BYTES[t.dtype])
+    # Readers that map a file need every tensor aligned to its item size. Whole words come first, in the order
+    # given; behind them wider items first.
+    return sorted(tensors, key=lambda t: 0 if t.nbytes % 8 == 0 else 9 - ITEM_BYTES[t.dtype])
 
 
 def _open_regular(path: Path) -> Any:

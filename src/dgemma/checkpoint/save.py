@@ -17,6 +17,7 @@ from dgemma.checkpoint.names import tensor_specs
 from dgemma.checkpoint.safetensors_file import TensorToWrite, read_chunks, write_file
 from dgemma.checkpoint.source import CheckpointSource
 from dgemma.errors import CheckpointError, InputError
+from dgemma.model.coded_weight import CodedWeight
 from dgemma.model.stack import Stack
 
 _DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -30,6 +31,8 @@ def save(
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
     """Write `stack`, and from `source` what was kept aside and the companion files."""
+    if any(isinstance(module, CodedWeight) for module in stack.modules()):
+        raise InputError("this model is quantized; copy its directory. Only plain weights are written anew.")
     tensors = []
     for spec in tensor_specs(stack.config):
         tensor = _at(stack, spec.path)

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dgemma.checkpoint.names import VISION_PREFIXES, TensorSpec, tensor_specs
+from dgemma.checkpoint.quantized.entries import CodedEntry, take_coded
+from dgemma.checkpoint.quantized.formats import Format
+from dgemma.checkpoint.quantized.recipe import formats_of
 from dgemma.checkpoint.safetensors_file import TensorEntry, read_chunks, read_entries
 from dgemma.errors import CheckpointError, ConfigError, suggestion
 from dgemma.model.config import ModelConfig
@@ -30,9 +33,36 @@ class CheckpointSource:
     path: Path
     raw_config: dict[str, Any]
     config: ModelConfig
-    entries: dict[str, TensorEntry]  # our tensors, by their first released name
+    entries: dict[str, TensorEntry]  # our plain tensors, by their first released name
+    coded: dict[str, CodedEntry] = field(repr=False)  # our quantized ones
     tied: list[tuple[TensorEntry, TensorEntry]] = field(repr=False)  # (first, copy)
     kept_aside: list[TensorEntry] = field(repr=False)  # the vision tower, not loaded
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that is loaded."""
+        plain = sum(entry.nbytes for entry in self.entries.values())
+        return plain + sum(entry.nbytes for entry in self.coded.values())
+
+    @property
+    def files(self) -> set[Path]:
+        pieces = (piece for entry in self.coded.values() for piece in entry.pieces)
+        coded = (entry for piece in pieces for entry in piece.entries.values())
+        return {entry.file for entry in (*self.entries.values(), *coded)}
+
+    @property
+    def quantized_from(self) -> str | None:
+        """The fingerprint of what `dgemma quantize` made this from."""
+        ours = self.raw_config.get("dgemma")
+        found = ours.get("quantized_from") if isinstance(ours, dict) else None
+        return found if isinstance(found, str) else None
+
+    def require_plain(self, purpose: str) -> None:
+        if self.coded:
+            form = next(iter(self.coded.values())).form.name
+            raise CheckpointError(
+                f"{self.path} is quantized ({form}); {purpose} needs the plain checkpoint it was made from."
+            )
 
     @property
     def companions(self) -> list[Path]:
@@ -45,10 +75,16 @@ def open_checkpoint(path: str | Path) -> CheckpointSource:
     raw, config = read_config(directory)
     found = _read_index(directory)
     specs = list(tensor_specs(config))
+    formats = _formats(directory, raw)
     entries: dict[str, TensorEntry] = {}
+    coded: dict[str, CodedEntry] = {}
     tied: list[tuple[TensorEntry, TensorEntry]] = []
     missing: list[str] = []
     for spec in specs:
+        quantized = take_coded(spec, found, formats, tied) if formats else None
+        if quantized is not None:
+            coded[spec.name] = quantized
+            continue
         present = [found.pop(n) for n in (spec.name, *spec.tied_names) if n in found]
         if not present:
             missing.append(spec.name)
@@ -60,7 +96,17 @@ def open_checkpoint(path: str | Path) -> CheckpointSource:
     kept_aside = [e for name, e in found.items() if name.startswith(VISION_PREFIXES)]
     extra = [name for name in found if not name.startswith(VISION_PREFIXES)]
     _refuse_missing_and_extra(directory, missing, extra, [spec.name for spec in specs])
-    return CheckpointSource(directory, raw, config, entries, tied, kept_aside)
+    return CheckpointSource(directory, raw, config, entries, coded, tied, kept_aside)
+
+
+def _formats(directory: Path, raw: dict[str, Any]) -> tuple[Format, ...]:
+    beside = directory / "hf_quant_config.json"  # where modelopt writes it, and at first only there
+    if raw.get("quantization_config") is None and beside.is_file():
+        raw = {"quantization_config": {"quant_method": "modelopt", **read_json(beside)}}
+    try:
+        return formats_of(raw)
+    except ConfigError as error:
+        raise ConfigError(f"{directory}: {error}") from None
 
 
 def read_config(path: str | Path) -> tuple[dict[str, Any], ModelConfig]:

@@ -17,14 +17,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from dgemma.model.kernels.few_bits import why_not
+
     machine, torch, versions = inspect_machine(), torch_facts(), package_versions()
-    advice = what_it_means(machine, torch)
+    no_kernel = why_not()
+    advice = what_it_means(machine, torch, no_kernel)
     if args.json:
         print(
             json.dumps(
                 {
                     "machine": asdict(machine),
                     "torch": asdict(torch),
+                    "few_bits_kernel": no_kernel is None,
                     "versions": versions,
                     "advice": advice,
                 },
@@ -51,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def what_it_means(machine: Machine, torch: TorchFacts) -> list[str]:
-    """Plain advice, each line from one fact."""
+def what_it_means(machine: Machine, torch: TorchFacts, no_kernel: str | None) -> list[str]:
+    """Plain advice, each line from one fact. no_kernel: why products on a few bits' codes cannot run here."""
     advice = []
     if torch.cuda_devices:
         advice.append("CUDA is there: load with device='cuda', dtype='bfloat16'.")
@@ -70,7 +74,19 @@ def what_it_means(machine: Machine, torch: TorchFacts) -> list[str]:
     elif "avx512_bf16" in machine.cpu_features:
         advice.append("The CPU has bf16 instructions (AVX-512): use dtype='bfloat16'.")
     elif machine.cpu_features:
-        advice.append("The CPU has no bf16 instructions: bf16 halves memory but not time.")
+        advice.append(
+            "The CPU has no bf16 instructions: products in bf16 are imitated, and slower than in float32."
+        )
+    if no_kernel is None:
+        advice.append(
+            "Products run on the codes of int8, int4 and NVFP4 weights here (AVX-512 VNNI): "
+            "`dgemma quantize` saves memory and time."
+        )
+    else:
+        advice.append(
+            f"Quantized weights are decoded for each product on this CPU ({no_kernel}): they save memory, "
+            "not time."
+        )
     largest = max(0, machine.available_bytes - 2_000_000_000)
     advice.append(
         f"Free memory holds about {largest / 2e9:.1f} B parameters in bf16 "

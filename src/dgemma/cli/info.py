@@ -46,8 +46,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(_page(config, census, fits, memory))
         if source is not None:
-            files = {entry.file for entry in source.entries.values()}
-            print(f"weights: {len(source.entries)} tensors in {len(files)} files, complete")
+            forms = {entry.form.name for entry in source.coded.values()}
+            quantized = f", quantized ({', '.join(sorted(forms))})" if forms else ""
+            print(f"weights: {_bytes(source.nbytes)} in {len(source.files)} files, complete{quantized}")
     return 0
 
 

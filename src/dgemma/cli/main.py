@@ -20,6 +20,7 @@ from dgemma.cli import (
     merge,
     new,
     pull,
+    quantize,
     run_batch,
     selfcheck,
     serve,
@@ -29,8 +30,8 @@ from dgemma.cli import (
 from dgemma.errors import DgemmaError, suggestion
 
 COMMANDS = (
-    generate, chat, solve, serve, run_batch, train, eval, merge, info, new, pull, bench, doctor, selfcheck,
-)  # fmt: skip
+    generate, chat, solve, serve, run_batch, train, eval, merge, quantize, info, new, pull, bench, doctor,
+    selfcheck, )  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):

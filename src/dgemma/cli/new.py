@@ -1,6 +1,7 @@
 """Make a checkpoint with random weights in the released layout, with a small real tokenizer.
 
-It generates noise, not language: it is for trying code, tests and measurements."""
+It generates noise, not language: it is for trying code, tests and measurements. With --quantize the weights
+are rounded to few bits as they are made, and a model that is too large in bf16 is never on disk at all."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ from pathlib import Path
 
 from dgemma.checkpoint.census import take_census
 from dgemma.checkpoint.presets import PRESETS
+from dgemma.checkpoint.quantized.plan import NAMES, plan_of
 from dgemma.cli.progress import byte_progress
 from dgemma.errors import InputError
+from dgemma.model.config import ModelConfig
 
 HELP = "a random checkpoint for experiments"
 EXAMPLES = "presets:\n" + "\n".join(f"  {name:<8} {p.purpose}" for name, p in PRESETS.items())
@@ -26,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=_DTYPES, default="bfloat16", help="of the weights (default: bfloat16)"
     )
     parser.add_argument(
+        "--quantize", choices=NAMES, metavar="FORMAT", help=f"in few bits: {', '.join(NAMES)} (default: not)"
+    )
+    parser.add_argument(
         "--config-only", action="store_true", help="write config.json alone, enough for dgemma info"
     )
 
@@ -36,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
 
     config = PRESETS[args.preset].config
     out = Path(args.out)
+    if args.quantize:
+        return _quantized(args, out, config)
     refuse_taken(out)
     if args.config_only:
         write_config(out, config.to_json())
@@ -47,6 +55,23 @@ def run(args: argparse.Namespace) -> int:
     with byte_progress("writing", total) as advance:
         write_random(out, config, dtype=_DTYPES[args.dtype], seed=args.seed, on_bytes=advance)
     print(f"{out}: preset {args.preset}, {total / 1e6:,.1f} MB of random {args.dtype} weights")
+    return 0
+
+
+def _quantized(args: argparse.Namespace, out: Path, config: ModelConfig) -> int:
+    from dgemma.checkpoint.quantized.original import from_random
+    from dgemma.checkpoint.quantized.write import check_target, disk_bytes, shards_of, write_quantized
+    from dgemma.checkpoint.random_weights import tokenizer_files
+
+    plan = plan_of(args.quantize, config)
+    with tokenizer_files() as companions:
+        original = from_random(config, seed=args.seed, companions=companions)
+        check_target(out, original, plan)
+        total = disk_bytes(shards_of(original, plan))
+        _check_disk(out, total)
+        with byte_progress("writing", total) as advance:
+            write_quantized(out, original, plan, on_bytes=advance)
+    print(f"{out}: preset {args.preset}, {total / 1e6:,.1f} MB of random weights in {args.quantize}")
     return 0
 
 

@@ -117,11 +117,6 @@ class ModelConfig:
         outer = _Fields(raw, "config.json")
         outer.expect("model_type", "diffusion_gemma", required=True)
         outer.expect("tie_word_embeddings", True)
-        if outer.get("quantization_config") is not None:
-            raise ConfigError(
-                "config.json has a quantization_config; quantized checkpoints are not supported yet. "
-                "Use the bf16 checkpoint."
-            )
         text = _Fields(outer.get("text_config"), "text_config")
         text.expect("tie_word_embeddings", True)
         text.expect("hidden_activation", "gelu_pytorch_tanh")

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dgemma.checkpoint.names import tensor_specs
+from dgemma.checkpoint.quantized.plan import plan_of
 from dgemma.model.config import ModelConfig
 from dgemma.model.lora import attach, lora_parameters
 from dgemma.model.stack import Stack
@@ -29,10 +30,6 @@ from dgemma.training.optimizer import state_bytes
 from dgemma.training.recipe import Recipe
 from dgemma.training.setup import DTYPES, EXPERT_BLOCK, training_execution
 from dgemma.training.weights import TrainedWeights, choose_trained
-
-# A weight of four bits and its share of a scale per group of 32 or so; embedding, router and norms stay.
-BYTES_4BIT = 0.5625
-_KEPT_PARTS = ("embedding", "router", "norms")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +55,21 @@ def estimate_step(config: ModelConfig, recipe: Recipe) -> MemoryEstimate:
 
 
 def with_4bit_base(estimate: MemoryEstimate, config: ModelConfig, recipe: Recipe) -> MemoryEstimate:
-    """The same step on a frozen base of four bits, which unpacks one weight at a time: the largest one is
-    counted with the activations."""
-    size = DTYPES[recipe.precision].itemsize
-    saved, largest = 0.0, 0
+    """The same step on a frozen base that `dgemma quantize --format int4` wrote.
+
+    Products decode one matrix at a time, of a bank one expert's, by way of float32: the largest is counted
+    with the activations. The vocabulary is decoded some rows at a time.
+    """
+    plan, size = plan_of("int4", config), DTYPES[recipe.precision].itemsize
+    saved = largest = 0
     for spec in tensor_specs(config):
-        if spec.part not in _KEPT_PARTS and len(spec.shape) > 1:
-            saved += spec.size * (size - BYTES_4BIT)
-            largest = max(largest, spec.size * size)
-    return replace(
-        estimate, weights=estimate.weights - int(saved), activations=estimate.activations + largest
-    )
+        coded = plan.nbytes(spec)
+        if coded is not None:
+            saved += spec.size * size - coded
+            if spec.part != "embedding":
+                decoded = spec.size // (spec.shape[0] if len(spec.shape) == 3 else 1)
+                largest = max(largest, decoded * (4 + size))
+    return replace(estimate, weights=estimate.weights - saved, activations=estimate.activations + largest)
 
 
 def _estimate(config: ModelConfig, recipe: Recipe) -> MemoryEstimate:

@@ -11,6 +11,7 @@ from torch import nn
 
 from dgemma.errors import CheckpointError, InputError
 from dgemma.language_model import LanguageModel, load
+from dgemma.model.coded_weight import CodedWeight
 from dgemma.model.config import ModelConfig
 from dgemma.model.execution import Execution, default_execution
 from dgemma.model.lora import attach, lora_parameters
@@ -52,6 +53,7 @@ def prepare(recipe: Recipe, *, lm: LanguageModel | None = None, progress: Progre
         lm = load(recipe.model, dtype=_NAMES[dtype], device=recipe.device)
     if lm.dtype != dtype:
         raise InputError(f"precision is {recipe.precision!r}, but the model is in {lm.dtype}; load it so.")
+    _check_base(recipe, lm)
     _check_lengths(recipe, lm.config)
     canvas_len = recipe.noise.canvas_len or lm.config.canvas_len
     rows = (recipe.micro_batch or recipe.batch) * recipe.noise.canvases
@@ -60,6 +62,9 @@ def prepare(recipe: Recipe, *, lm: LanguageModel | None = None, progress: Progre
         # Factors in float32 are their own masters: products run in the model's dtype in any case.
         stack = attach(lm.stack, recipe.lora, seed=recipe.seed, dtype=torch.float32)
         trained = lora_parameters(stack)
+        for module in stack.modules():  # the adapted stack's own: the base goes on as it was
+            if isinstance(module, CodedWeight):
+                module.rounds_activations = False  # gradients do not see rounding, so nothing else shall
     else:
         stack = lm.stack
         trained = choose_trained(stack, recipe.freeze)
@@ -197,6 +202,20 @@ def _pad_to(recipe: Recipe) -> int:
     # Whole examples all get one length; contexts alone differ too much for that, so they get a few.
     parts = 1 if recipe.noise.encoder_weight > 0 else _CONTEXT_LENGTHS
     return -(-recipe.data.max_length // parts)
+
+
+def _check_base(recipe: Recipe, lm: LanguageModel) -> None:
+    """A base in few bits is frozen, and its products are not traced."""
+    if not any(isinstance(module, CodedWeight) for module in lm.stack.modules()):
+        return
+    if recipe.train != "lora":
+        raise InputError(
+            f"train is {recipe.train!r}, but the model is quantized; only an adapter can be trained."
+        )
+    if recipe.compile:
+        raise InputError(
+            "compile is on, but the model is quantized, and its products are not traced; turn it off."
+        )
 
 
 def _check_lengths(recipe: Recipe, config: ModelConfig) -> None:

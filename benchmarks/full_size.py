@@ -1,0 +1,75 @@
+"""The released geometry, 26 B parameters, with random weights in int4, on this machine.
+
+    dgemma new 26b-int4 --preset 26b --quantize int4
+    python -m benchmarks.full_size 26b-int4                 (--steps N)
+
+Loads by streaming, denoises one canvas behind a short prompt and commits it. Peak memory is the process's
+largest resident size; seconds per step stand beside the cost model's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from pathlib import Path
+
+from benchmarks import record
+from benchmarks.cost_model import ROWS, measure_machine, step_s
+from dgemma.language_model import load
+
+PROMPT = list(range(10, 42))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("--steps", type=int, default=4)
+    args = parser.parse_args()
+    began = time.perf_counter()
+    lm = load(args.model)
+    loaded_s = time.perf_counter() - began
+    peak_loaded = peak_bytes()
+    print(f"loaded in {loaded_s:.0f} s, peak {peak_loaded / 1e9:.2f} GB", flush=True)
+    options = {"max_denoising_steps": args.steps, "confidence_threshold": 0.0, "ignore_end": True}
+    answers = []
+    for seed in (0, 1):  # the first warms up
+        answers.append(lm.generate(PROMPT, max_tokens=lm.config.canvas_len, seed=seed, **options))
+        timings = answers[-1].timings
+        print(answers[-1].steps, timings, f"peak {peak_bytes() / 1e9:.2f} GB", flush=True)
+    peak = peak_bytes()  # before the measuring below takes its own
+    machine = measure_machine(lm.stack)
+    answer = answers[-1]
+    taken = answer.timings.denoise_s / sum(answer.steps)
+    predicted = step_s(machine, lm.config, 1, len(PROMPT))
+    files = [file for file in Path(args.model).iterdir() if file.suffix == ".safetensors"]
+    record.write(
+        "full_size",
+        {
+            "disk_gb": round(sum(file.stat().st_size for file in files) / 1e9, 2),
+            "weights_gb": round(lm.nbytes / 1e9, 2),
+            "load_s": round(loaded_s, 1),
+            "peak_resident_gb": round(peak / 1e9, 2),
+            "peak_while_loading_gb": round(peak_loaded / 1e9, 2),
+            "tokens": len(answer.tokens),
+            "steps": sum(answer.steps),
+            "seconds_per_step": round(taken, 3),
+            "first_canvas_seconds_per_step": round(answers[0].timings.denoise_s / sum(answers[0].steps), 3),
+            "predicted_seconds_per_step": round(predicted, 3),
+            "share_of_predicted": round(predicted / taken, 3),
+            "commit_s": round(answer.timings.commit_s, 2),
+            "total_s": round(answer.timings.total_s, 2),
+            "product_gflops": {str(r): round(v / 1e9) for r, v in zip(ROWS, machine.rates, strict=True)},
+            "expert_gflops": {
+                str(r): round(v / 1e9) for r, v in zip(ROWS, machine.expert_rates, strict=True)
+            },
+        },
+    )
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()

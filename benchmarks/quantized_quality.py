@@ -1,0 +1,104 @@
+"""What few bits do to the bundled models: score, steps per canvas, perplexity, beside bf16.
+
+    python -m benchmarks.quantized_quality                  (--limit N puzzles of each band)
+
+sudoku: held-out puzzles solved, by band, and steps per canvas. text: the causal door's perplexity on
+paragraphs of our own pages (which came after its training data), and steps per canvas over the same. Both:
+the distance of one step's distributions, and how often the likeliest word agrees. Quantized models run as
+they do for users here, activations rounded where the kernel runs; `plain activations` is int4 without that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import record
+from dgemma.checkpoint.bundled import bundled_path
+from dgemma.checkpoint.quantized.original import from_checkpoint
+from dgemma.checkpoint.quantized.plan import NAMES, plan_of
+from dgemma.checkpoint.quantized.write import write_quantized
+from dgemma.checkpoint.source import open_checkpoint
+from dgemma.evaluation.likelihood import TokenPair, log_likelihoods
+from dgemma.evaluation.plan import Plan
+from dgemma.evaluation.quantized_report import compare, prompts_for
+from dgemma.evaluation.runner import Evaluation
+from dgemma.evaluation.tasks.sudoku import SudokuTask
+from dgemma.language_model import LanguageModel, load
+from dgemma.sudoku.puzzles import BANDS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--limit", type=int, default=100)
+    args = parser.parse_args()
+    findings: dict[str, Any] = {"limit": args.limit}
+    with tempfile.TemporaryDirectory() as made:
+        for which, measure in (("sudoku", sudoku), ("text", text)):
+            findings[which] = {}
+            models = make_models(Path(made), which)
+            for name, lm in models.items():
+                findings[which][name] = measure(models["bf16"], lm, args.limit)
+                print(which, name, findings[which][name], flush=True)
+    record.write("quantized_quality", findings)
+
+
+def make_models(directory: Path, which: str) -> dict[str, LanguageModel]:
+    models = {"bf16": load(f"bundled:{which}", dtype="bfloat16")}
+    source = open_checkpoint(bundled_path(which))
+    for name in NAMES:
+        out = directory / f"{which}-{name}"
+        write_quantized(out, from_checkpoint(source), plan_of(name, source.config))
+        models[name] = load(out, dtype="bfloat16")
+    models["int4, plain activations"] = load(
+        directory / f"{which}-int4", dtype="bfloat16", round_activations=False
+    )
+    return models
+
+
+def distance(plain: LanguageModel, lm: LanguageModel, prompts: list[tuple[int, ...]]) -> dict[str, Any]:
+    report = compare(plain, lm, prompts)
+    return {
+        "megabytes": round(lm.nbytes / 1e6, 1),
+        "kl_nats": float(f"{report.kl_nats:.3g}"),
+        "argmax_agreement": round(report.argmax_agreement, 4),
+        "steps_per_canvas": round(report.steps_per_canvas[1], 2),
+    }
+
+
+def sudoku(plain: LanguageModel, lm: LanguageModel, limit: int) -> dict[str, Any]:
+    found = distance(plain, lm, prompts_for(plain, SudokuTask("medium"), 16))
+    for band in BANDS:
+        evaluation = Evaluation(lm, SudokuTask(band), Plan(limit=limit, batch=50, seed=0))
+        for _ in evaluation.run():
+            pass
+        report = evaluation.report()
+        score = report.scores["exact"]
+        found[band] = {
+            "solved": round(score.mean, 4),
+            "interval": score.to_json(),
+            "steps": None if report.steps_mean is None else round(report.steps_mean, 2),
+        }
+    return found
+
+
+def text(plain: LanguageModel, lm: LanguageModel, limit: int) -> dict[str, Any]:
+    pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+    paragraphs = [p for page in pages for p in page.read_text().split("\n\n") if 200 < len(p) < 800][:limit]
+    bos = lm.tokenizer.bos_id
+    pairs = [TokenPair((bos or 0,), tuple(lm.tokenizer.encode(p))) for p in paragraphs]
+    total = sum(found.log_prob for _, found in log_likelihoods(lm, pairs, batch=8))
+    tokens = sum(len(pair.continuation) for pair in pairs)
+    prompts = [(bos or 0, *lm.tokenizer.encode(p)) for p in paragraphs[:24]]
+    return {
+        **distance(plain, lm, prompts),
+        "tokens": tokens,
+        "perplexity": round(math.exp(-total / tokens), 3),
+    }
+
+
+if __name__ == "__main__":
+    main()

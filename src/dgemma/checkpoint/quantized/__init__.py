@@ -1,0 +1,1 @@
+"""Quantized checkpoints: the formats other tools publish, and writing our own in one of them."""

@@ -1,0 +1,83 @@
+"""Write a checkpoint in few bits, in a layout that other runtimes read too (compressed-tensors).
+
+Experts, nine tenths of the released model, get the bits of the format; the other linears and the embedding
+get eight; routers and norms stay as they are. Memory holds one block of rows. An interrupted run goes on
+where it stopped when the same command is given again.
+
+At the end a report compares the two models: how far one step's distributions are apart, how often their
+likeliest words agree, and the denoise steps a canvas takes. Coarse weights can cost steps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from dgemma.checkpoint.quantized.plan import NAMES, plan_of
+from dgemma.cli.generation_options import load_with_progress
+from dgemma.cli.progress import byte_progress
+from dgemma.evaluation.tasks.registry import BUNDLED_MODELS, open_task
+from dgemma.machine import inspect_machine
+
+if TYPE_CHECKING:
+    from dgemma.evaluation.quantized_report import QuantizedReport
+
+HELP = "write a checkpoint in int8, int4 or NVFP4"
+EXAMPLES = (
+    "examples:\n"
+    "  dgemma quantize MODEL MODEL-int4 --format int4\n"
+    "  dgemma quantize bundled:sudoku sudoku-int8 --format int8 --json"
+)
+_ROOM_BYTES = 2_000_000_000  # beside the weights of both
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", metavar="IN", help="a plain checkpoint: a directory, a hub name, bundled:NAME"
+    )
+    parser.add_argument("out", metavar="OUT", help="directory to make, or to go on with")
+    parser.add_argument("--format", choices=NAMES, default="int4", help="of the experts (default: int4)")
+    parser.add_argument("--no-report", action="store_true", help="write only; do not compare the two models")
+    parser.add_argument("--task", metavar="TASK", help="also compare scores: a task as of dgemma eval")
+    parser.add_argument("--limit", type=int, default=100, metavar="N", help="examples of it (default: 100)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
+
+
+def run(args: argparse.Namespace) -> int:
+    from dgemma.checkpoint.hub import resolve
+    from dgemma.checkpoint.quantized.original import from_checkpoint
+    from dgemma.checkpoint.quantized.write import check_target, disk_bytes, shards_of, write_quantized
+    from dgemma.checkpoint.source import open_checkpoint
+
+    source = open_checkpoint(resolve(args.model))
+    original = from_checkpoint(source)
+    plan = plan_of(args.format, source.config)
+    check_target(args.out, original, plan)
+    total = disk_bytes(shards_of(original, plan))
+    with byte_progress("quantizing", total) as advance:
+        write_quantized(args.out, original, plan, on_bytes=advance)
+    report, why_not = (None, "not asked for") if args.no_report else _report(args, source.nbytes + total)
+    if args.json:
+        facts = {"format": args.format, "bytes": total, "plain_bytes": source.nbytes, "not_compared": why_not}
+        print(json.dumps({**facts, "report": None if report is None else report.to_json()}, indent=2))
+        return 0
+    before = f"where {args.model} has {source.nbytes / 1e6:,.1f} MB"
+    print(f"{args.out}: {args.format}, {total / 1e6:,.1f} MB {before}")
+    if report is not None:
+        print(report.page())
+    elif not args.no_report:
+        print(f"not compared: {why_not}")
+    return 0
+
+
+def _report(args: argparse.Namespace, both_bytes: int) -> tuple[QuantizedReport | None, str | None]:
+    from dgemma.evaluation.quantized_report import compare, prompts_for
+
+    room = inspect_machine().available_bytes
+    if both_bytes + _ROOM_BYTES > room:
+        return None, f"both models need {both_bytes / 1e9:.1f} GB of memory, {room / 1e9:.1f} GB are free"
+    spec = args.task or next((name for name, model in BUNDLED_MODELS.items() if model == args.model), None)
+    task = None if spec is None else open_task(spec)
+    plain = load_with_progress(args.model)
+    quantized = load_with_progress(args.out)
+    return compare(plain, quantized, prompts_for(plain, task), task=task, limit=args.limit), None

@@ -1,0 +1,243 @@
+// Products with weights in few bits, for CPUs with AVX-512 VNNI. Compiled on the user's machine at first use.
+//
+// y[m, n] = sum over k of x[m, k] * w[n, k], with w = (code - zero) * scale. x is rounded to eight bits, a scale to
+// each 128 neighbours. Sums inside a scale are of integers, hence exact; all others are added in one order that
+// depends on neither the number of rows nor the number of threads. So a row's result never depends on its company.
+//
+// A weight's row is unpacked once into buffers that stay in the first cache, then meets every row of x.
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace {
+
+constexpr int CHUNK = 128;      // codes that meet at once: two registers of bytes
+constexpr int MAX_CHUNKS = 128; // rows of up to 16,384 numbers
+constexpr int M_BLOCK = 8;      // rows of x, times
+constexpr int N_BLOCK = 2;      // rows of w, are 16 sums in registers
+constexpr int N_TASK = 64;      // rows of w that a thread takes at once
+
+enum Kind { INT4 = 0, INT8 = 1, FLOAT4 = 2 };
+enum ScaleType { F32 = 0, BF16 = 1, F16 = 2, F8 = 3 };
+
+struct Weight {
+    const uint8_t *codes;
+    const void *scale;
+    const uint8_t *zero;  // null: in the middle
+    const float *outer;   // null: none
+    int kind, scale_type, outer_divides;
+    int64_t out, inner, groups;
+};
+
+// One row of w, ready for products.
+struct Row {
+    alignas(64) int8_t first[MAX_CHUNKS][64], second[MAX_CHUNKS][64];
+    alignas(64) float scale[MAX_CHUNKS][16];
+    alignas(64) int32_t start[MAX_CHUNKS][16];  // what the unsigned form of x adds too much
+};
+
+const int8_t FLOAT4_TWICE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+inline float float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline float float_of_e4m3(uint8_t bits) {  // no infinities; below 2^-6 steps of 2^-9. Scales have no sign.
+    int exponent = (bits >> 3) & 15, mantissa = bits & 7;
+    return exponent ? float_of((uint32_t(exponent + 120) << 23) | (uint32_t(mantissa) << 20)) : mantissa * 0.001953125f;
+}
+
+// The scales of row n as they multiply its codes.
+void read_scales(const Weight &w, int64_t n, float *to) {
+    const int64_t from = n * w.groups;
+    for (int64_t g = 0; g < w.groups; g++) {
+        switch (w.scale_type) {
+            case F32: to[g] = static_cast<const float *>(w.scale)[from + g]; break;
+            case BF16: to[g] = float_of(uint32_t(static_cast<const uint16_t *>(w.scale)[from + g]) << 16); break;
+            case F16: to[g] = _cvtsh_ss(static_cast<const uint16_t *>(w.scale)[from + g]); break;
+            default: to[g] = float_of_e4m3(static_cast<const uint8_t *>(w.scale)[from + g]);
+        }
+    }
+    if (w.outer && w.outer_divides) for (int64_t g = 0; g < w.groups; g++) to[g] /= w.outer[n];
+    if (w.outer && !w.outer_divides) for (int64_t g = 0; g < w.groups; g++) to[g] *= w.outer[n];
+    if (w.kind == FLOAT4) for (int64_t g = 0; g < w.groups; g++) to[g] *= 0.5f;
+}
+
+// In few bits the even codes of a chunk are `first` and the odd ones `second`, because that is how they stand in
+// bytes; x is laid out alike. In eight bits they are the halves.
+void unpack(const Weight &w, int64_t n, int chunks, Row &row) {
+    const int64_t row_bytes = w.kind == INT8 ? w.inner : w.inner / 2;
+    const uint8_t *codes = w.codes + n * row_bytes;
+    const int64_t group_len = w.inner / w.groups;
+    float scales[MAX_CHUNKS * 16 + 16];
+    read_scales(w, n, scales);
+    memset(scales + w.groups, 0, 64);  // read past the end, where the codes are zeros
+    const __m512i low = _mm512_set1_epi8(15), ones = _mm512_set1_epi8(1);
+    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(FLOAT4_TWICE)));
+    for (int c = 0; c < chunks; c++) {
+        __m512i first, second;
+        if (w.kind == INT8) {
+            int64_t left = row_bytes - int64_t(c) * 128;
+            __mmask64 a = left >= 64 ? ~0ull : (1ull << left) - 1;
+            __mmask64 b = left >= 128 ? ~0ull : left > 64 ? (1ull << (left - 64)) - 1 : 0;
+            first = _mm512_maskz_loadu_epi8(a, codes + c * 128);
+            second = _mm512_maskz_loadu_epi8(b, codes + c * 128 + 64);
+        } else {
+            int64_t left = row_bytes - int64_t(c) * 64;
+            __mmask64 here = left >= 64 ? ~0ull : (1ull << left) - 1;
+            __m512i packed = _mm512_maskz_loadu_epi8(here, codes + c * 64);
+            first = _mm512_and_si512(packed, low);
+            second = _mm512_and_si512(_mm512_srli_epi16(packed, 4), low);
+            if (w.kind == FLOAT4) {
+                first = _mm512_shuffle_epi8(table, first);
+                second = _mm512_shuffle_epi8(table, second);
+            } else if (!w.zero) {
+                __m512i middle = _mm512_maskz_set1_epi8(here, 8);
+                first = _mm512_sub_epi8(first, middle);
+                second = _mm512_sub_epi8(second, middle);
+            } else {
+                alignas(64) int8_t zeros[64];
+                for (int i = 0; i < 64; i++) {
+                    int64_t at = (int64_t(c) * 64 + i) * 2;
+                    zeros[i] = at < w.inner ? int8_t(w.zero[n * w.groups + at / group_len]) : 0;
+                }
+                __m512i zero = _mm512_load_si512(zeros);
+                first = _mm512_sub_epi8(first, zero);
+                second = _mm512_sub_epi8(second, zero);
+            }
+        }
+        _mm512_store_si512(row.first[c], first);
+        _mm512_store_si512(row.second[c], second);
+        __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, first);
+        sums = _mm512_dpbusd_epi32(sums, ones, second);
+        _mm512_store_si512(row.start[c], _mm512_slli_epi32(_mm512_sub_epi32(_mm512_setzero_si512(), sums), 7));
+        // A lane holds eight neighbours in few bits; in eight bits four here and four 64 further on, which is why
+        // their groups are whole chunks.
+        const int64_t at = int64_t(c) * CHUNK;
+        __m512 lanes;
+        if (w.kind == INT8 || w.groups == 1 || group_len % CHUNK == 0) {
+            lanes = _mm512_set1_ps(scales[at / group_len]);
+        } else if (CHUNK % group_len == 0) {
+            __m512i of_lane = _mm512_srli_epi32(_mm512_setr_epi32(0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120), __builtin_ctz(unsigned(group_len)));
+            lanes = _mm512_permutexvar_ps(of_lane, _mm512_loadu_ps(scales + at / group_len));
+        } else {
+            alignas(64) float some[16];
+            for (int lane = 0; lane < 16; lane++) some[lane] = at + lane * 8 < w.inner ? scales[(at + lane * 8) / group_len] : 0;
+            lanes = _mm512_load_ps(some);
+        }
+        _mm512_store_ps(row.scale[c], lanes);
+    }
+}
+
+template <int ROWS, int COLUMNS>
+void meet(const uint8_t *x, const float *x_scale, int64_t x_bytes, int chunks, const Row *rows, float *y, int64_t stride) {
+    __m512 sum[ROWS][COLUMNS];
+    for (int m = 0; m < ROWS; m++)
+        for (int n = 0; n < COLUMNS; n++) sum[m][n] = _mm512_setzero_ps();
+    for (int c = 0; c < chunks; c++) {
+#pragma GCC unroll 8
+        for (int m = 0; m < ROWS; m++) {
+            const uint8_t *here = x + m * x_bytes + c * CHUNK;
+            __m512i a = _mm512_loadu_si512(here), b = _mm512_loadu_si512(here + 64);
+            __m512 scale = _mm512_set1_ps(x_scale[m * chunks + c]);
+#pragma GCC unroll 2
+            for (int n = 0; n < COLUMNS; n++) {
+                __m512i whole = _mm512_dpbusd_epi32(_mm512_load_si512(rows[n].start[c]), a, _mm512_load_si512(rows[n].first[c]));
+                whole = _mm512_dpbusd_epi32(whole, b, _mm512_load_si512(rows[n].second[c]));
+                __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_load_ps(rows[n].scale[c]));
+                sum[m][n] = _mm512_fmadd_ps(scaled, scale, sum[m][n]);
+            }
+        }
+    }
+    for (int m = 0; m < ROWS; m++)
+        for (int n = 0; n < COLUMNS; n++) y[m * stride + n] = _mm512_reduce_add_ps(sum[m][n]);
+}
+
+template <int COLUMNS>
+void meet_rows(int count, const uint8_t *x, const float *x_scale, int64_t x_bytes, int chunks, const Row *rows, float *y, int64_t stride) {
+    switch (count) {
+        case 1: return meet<1, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+        case 2: return meet<2, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+        case 3: return meet<3, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+        case 4: return meet<4, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+        case 5: return meet<5, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+        case 6: return meet<6, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+        case 7: return meet<7, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+        default: return meet<8, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// x [m, inner] fp32 -> bytes around 128 [m, chunks * 128] and a scale to each chunk [m, chunks].
+void round_rows(const float *x, int64_t rows, int64_t inner, int halves, uint8_t *bytes, float *scales) {
+    const int chunks = int((inner + CHUNK - 1) / CHUNK);
+#pragma omp parallel for schedule(static)
+    for (int64_t m = 0; m < rows; m++) {
+        for (int c = 0; c < chunks; c++) {
+            const float *here = x + m * inner + int64_t(c) * CHUNK;
+            int count = int(inner - int64_t(c) * CHUNK < CHUNK ? inner - int64_t(c) * CHUNK : CHUNK);
+            float top = 0;
+            for (int i = 0; i < count; i++) {
+                float size = here[i] < 0 ? -here[i] : here[i];
+                top = size > top ? size : top;
+            }
+            float scale = top / 127.0f, inverse = top > 0 ? 127.0f / top : 0.0f;
+            scales[m * chunks + c] = scale;
+            uint8_t *to = bytes + (m * chunks + c) * CHUNK;
+            alignas(64) uint8_t plain[CHUNK];
+            for (int i = 0; i < count; i++) plain[i] = uint8_t(int(__builtin_nearbyintf(here[i] * inverse)) + 128);
+            for (int i = count; i < CHUNK; i++) plain[i] = 128;
+            if (halves) {
+                memcpy(to, plain, CHUNK);
+            } else {
+                for (int i = 0; i < 64; i++) {
+                    to[i] = plain[2 * i];
+                    to[64 + i] = plain[2 * i + 1];
+                }
+            }
+        }
+    }
+}
+
+// y [rows of x, out] fp32. Expert e has the rows of x from ends[e - 1] to ends[e]; one expert is a plain matrix.
+void multiply(const uint8_t *x, const float *x_scale, const int32_t *ends, int64_t experts, const uint8_t *codes,
+              const void *scale, const uint8_t *zero, const float *outer, int kind, int scale_type, int outer_divides,
+              int64_t out, int64_t inner, int64_t groups, float *y) {
+    const int chunks = int((inner + CHUNK - 1) / CHUNK);
+    const int64_t x_bytes = int64_t(chunks) * CHUNK;
+    const int64_t row_bytes = kind == INT8 ? inner : inner / 2;
+    const int64_t scale_bytes = scale_type == F32 ? 4 : scale_type == F8 ? 1 : 2;
+    const int64_t tasks = (out + N_TASK - 1) / N_TASK;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t task = 0; task < experts * tasks; task++) {
+        const int64_t e = task / tasks, from = task % tasks * N_TASK;
+        const int64_t begin = e ? ends[e - 1] : 0, end = ends[e];
+        if (begin == end) continue;
+        const int64_t to = from + N_TASK < out ? from + N_TASK : out;
+        Weight w{codes + e * out * row_bytes,
+                 static_cast<const char *>(scale) + e * out * groups * scale_bytes,
+                 zero ? zero + e * out * groups : nullptr,
+                 outer ? outer + e * out : nullptr,
+                 kind, scale_type, outer_divides, out, inner, groups};
+        static thread_local Row rows[N_BLOCK];
+        for (int64_t n = from; n < to; n += N_BLOCK) {
+            const int columns = int(to - n < N_BLOCK ? to - n : N_BLOCK);
+            for (int i = 0; i < columns; i++) unpack(w, n + i, chunks, rows[i]);
+            for (int64_t m = begin; m < end; m += M_BLOCK) {
+                const int count = int(end - m < M_BLOCK ? end - m : M_BLOCK);
+                const uint8_t *some = x + m * x_bytes;
+                const float *some_scales = x_scale + m * chunks;
+                if (columns == 2) meet_rows<2>(count, some, some_scales, x_bytes, chunks, rows, y + m * out + n, out);
+                else meet_rows<1>(count, some, some_scales, x_bytes, chunks, rows, y + m * out + n, out);
+            }
+        }
+    }
+}
+
+}  // extern "C"

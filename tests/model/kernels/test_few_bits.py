@@ -1,0 +1,137 @@
+"""The compiled products agree with their plain twin, and a row's result never depends on its company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dgemma.model.codes import CodeKind, Codes
+from dgemma.model.kernels import few_bits as module
+from dgemma.model.kernels.few_bits import FewBits, few_bits, rounded, why_not
+from model.test_codes import random_codes
+
+KINDS = (CodeKind.INT4, CodeKind.INT8, CodeKind.FLOAT4)
+reason = why_not()
+needs_kernel = pytest.mark.skipif(reason is not None, reason=f"{reason}")
+
+
+def kernel() -> FewBits:
+    found = few_bits()
+    assert found is not None
+    return found
+
+
+def activations(count: int, inner: int, seed: int = 0) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn((count, inner), generator=g) * torch.rand((count, 1), generator=g).exp()
+
+
+def twin(x: torch.Tensor, held: Codes) -> torch.Tensor:
+    return (rounded(x).double() @ held.decode(torch.float32).double().t()).float()
+
+
+def groups_of(kind: CodeKind, inner: int, group_len: int) -> int:
+    return 1 if kind is CodeKind.INT8 else inner // group_len
+
+
+@needs_kernel
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
+@given(
+    count=st.integers(1, 19),
+    out=st.integers(1, 70),
+    groups=st.integers(1, 20),
+    group_len=st.sampled_from([8, 16, 32, 64]),
+    seed=st.integers(0, 2**31),
+)
+def test_products_are_those_of_the_twin(
+    kind: CodeKind, count: int, out: int, groups: int, group_len: int, seed: int
+) -> None:
+    inner = groups * group_len
+    held = random_codes(kind, out, inner, groups=groups_of(kind, inner, group_len), seed=seed)
+    x = activations(count, inner, seed)
+    expected = twin(x, held)
+    assert kernel().serves(held)
+    assert torch.allclose(
+        kernel().multiply(x, held), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
+    )
+
+
+@needs_kernel
+def test_zero_points_are_taken_off() -> None:
+    held = random_codes(CodeKind.INT4, 33, 352, groups=11, zero=True)
+    x = activations(7, 352)
+    expected = twin(x, held)
+    assert torch.allclose(kernel().multiply(x, held), expected, rtol=1e-5, atol=1e-4)
+
+
+@needs_kernel
+@pytest.mark.parametrize("scale", [torch.float32, torch.float16, torch.float8_e4m3fn])
+def test_scales_are_read_in_every_type(scale: torch.dtype) -> None:
+    held = random_codes(CodeKind.INT4, 8, 256, groups=8)
+    small = (held.scale.float() * torch.logspace(-3, 2, 8)).to(scale)
+    odd = Codes(CodeKind.INT4, held.codes, small)
+    x = activations(3, 256)
+    expected = twin(x, odd)
+    assert torch.allclose(
+        kernel().multiply(x, odd), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
+    )
+
+
+@needs_kernel
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bank_gives_each_expert_its_rows_and_an_idle_one_none(kind: CodeKind) -> None:
+    held = random_codes(kind, 4, 66, 160, groups=groups_of(kind, 160, 32))
+    x = activations(30, 160)
+    ends = torch.tensor([3, 3, 20, 30], dtype=torch.int32)
+    together = kernel().multiply(x, held, ends)
+    for expert, rows in ((0, slice(0, 3)), (2, slice(3, 20)), (3, slice(20, 30))):
+        assert torch.equal(together[rows], kernel().multiply(x[rows], held[expert]))
+
+
+@needs_kernel
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_is_the_same_bit_for_bit_in_any_company(kind: CodeKind) -> None:
+    held = random_codes(kind, 130, 704, groups=groups_of(kind, 704, 32))
+    x = activations(29, 704)
+    together = kernel().multiply(x, held)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        for row in range(29):
+            assert torch.equal(kernel().multiply(x[row : row + 1], held)[0], together[row])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@needs_kernel
+def test_rounding_is_within_half_a_step_and_keeps_zeros() -> None:
+    x = activations(5, 300)
+    x[2] = 0
+    top = torch.nn.functional.pad(x.abs(), (0, 84)).unflatten(-1, (-1, 128)).amax(-1)
+    step = (top / 127).repeat_interleave(128, -1)[:, :300]
+    assert ((rounded(x) - x).abs() <= step / 2 * 1.0001).all()
+    held = random_codes(CodeKind.INT4, 4, 320, groups=10)
+    assert kernel().multiply(torch.zeros(2, 320), held).eq(0).all()
+
+
+@needs_kernel
+def test_what_it_cannot_do_is_left_to_the_plain_product() -> None:
+    assert not kernel().serves(random_codes(CodeKind.FLOAT8, 4, 64, groups=1))
+    assert not kernel().serves(random_codes(CodeKind.INT4, 1, 128 * 129, groups=1))
+    assert not kernel().serves(random_codes(CodeKind.INT4, 2, 32, groups=8))  # four neighbours to a scale
+
+
+def test_without_a_compiler_there_is_no_kernel_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_compiler", lambda: None)
+    monkeypatch.setattr(module, "_cpu_flags", lambda: frozenset({"avx512_vnni"}))
+    why_not.cache_clear()
+    few_bits.cache_clear()
+    try:
+        assert few_bits() is None
+        assert "compiler" in str(why_not())
+    finally:
+        why_not.cache_clear()
+        few_bits.cache_clear()
