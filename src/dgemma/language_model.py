@@ -66,7 +66,7 @@ def load(
     revision: branch, tag or commit of a hub name.
     adapter: directory of a LoRA adapter for this base, dgemma's or PEFT's.
     round_activations: where a model is quantized and products on its codes are faster (dgemma doctor says),
-      round what they multiply to eight bits, a scale to each 128 neighbours. False: decode each weight.
+      round what they multiply to eight bits, a scale to each 256 neighbours. False: decode each weight.
     progress: called with (bytes read, bytes in all) after each tensor.
     """
     target = check_device(device)

@@ -1,7 +1,7 @@
 // Products with weights in few bits, for CPUs with AVX-512 VNNI. Compiled on the user's machine at first use.
 //
 // y[m, n] = sum over k of x[m, k] * w[n, k], with w = (code - zero) * scale. x is rounded to eight bits, a scale to
-// each 128 neighbours. Sums inside a scale are of integers, hence exact; all others are added in one order that
+// each 256 neighbours. Sums inside a scale are of integers, hence exact; all others are added in one order that
 // depends on neither the number of rows nor the number of threads. So a row's result never depends on its company.
 //
 // A weight's row is unpacked once into buffers that stay in the first cache, then meets every row of x.
@@ -12,8 +12,8 @@
 
 namespace {
 
-constexpr int CHUNK = 128;      // codes that meet at once: two registers of bytes
-constexpr int MAX_CHUNKS = 128; // rows of up to 16,384 numbers
+constexpr int CHUNK = 256;     // codes that meet at once: four registers of bytes
+constexpr int MAX_CHUNKS = 64; // rows of up to 16,384 numbers
 constexpr int M_BLOCK = 8;      // rows of x, times
 constexpr int N_BLOCK = 2;      // rows of w, are 16 sums in registers
 constexpr int N_TASK = 64;      // rows of w that a thread takes at once
@@ -32,7 +32,7 @@ struct Weight {
 
 // One row of w, ready for products.
 struct Row {
-    alignas(64) int8_t first[MAX_CHUNKS][64], second[MAX_CHUNKS][64];
+    alignas(64) int8_t codes[MAX_CHUNKS][4][64];
     alignas(64) float scale[MAX_CHUNKS][16];
     alignas(64) int32_t start[MAX_CHUNKS][16];  // what the unsigned form of x adds too much
 };
@@ -50,6 +50,8 @@ inline float float_of_e4m3(uint8_t bits) {  // no infinities; below 2^-6 steps o
     return exponent ? float_of((uint32_t(exponent + 120) << 23) | (uint32_t(mantissa) << 20)) : mantissa * 0.001953125f;
 }
 
+inline __mmask64 bytes_left(int64_t left) { return left >= 64 ? ~0ull : left > 0 ? (1ull << left) - 1 : 0; }
+
 // The scales of row n as they multiply its codes.
 void read_scales(const Weight &w, int64_t n, float *to) {
     const int64_t from = n * w.groups;
@@ -66,8 +68,8 @@ void read_scales(const Weight &w, int64_t n, float *to) {
     if (w.kind == FLOAT4) for (int64_t g = 0; g < w.groups; g++) to[g] *= 0.5f;
 }
 
-// In few bits the even codes of a chunk are `first` and the odd ones `second`, because that is how they stand in
-// bytes; x is laid out alike. In eight bits they are the halves.
+// In few bits a lane of 32 bits holds sixteen neighbours: of their eight bytes the first four, lower halves then upper
+// ones, then the last four alike. x is laid out so too. In eight bits the codes stand as they come.
 void unpack(const Weight &w, int64_t n, int chunks, Row &row) {
     const int64_t row_bytes = w.kind == INT8 ? w.inner : w.inner / 2;
     const uint8_t *codes = w.codes + n * row_bytes;
@@ -75,60 +77,49 @@ void unpack(const Weight &w, int64_t n, int chunks, Row &row) {
     float scales[MAX_CHUNKS * 16 + 16];
     read_scales(w, n, scales);
     memset(scales + w.groups, 0, 64);  // read past the end, where the codes are zeros
-    const __m512i low = _mm512_set1_epi8(15), ones = _mm512_set1_epi8(1);
+    const __m512i low = _mm512_set1_epi8(15), ones = _mm512_set1_epi8(1), middle = _mm512_set1_epi8(8);
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
     const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(FLOAT4_TWICE)));
+    const bool one_scale = w.groups == 1 || group_len % CHUNK == 0;
+    const __m512i group_of_lane =
+        _mm512_srli_epi32(_mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240),
+                          one_scale ? 0 : __builtin_ctz(unsigned(group_len)));
     for (int c = 0; c < chunks; c++) {
-        __m512i first, second;
+        __m512i part[4];
         if (w.kind == INT8) {
-            int64_t left = row_bytes - int64_t(c) * 128;
-            __mmask64 a = left >= 64 ? ~0ull : (1ull << left) - 1;
-            __mmask64 b = left >= 128 ? ~0ull : left > 64 ? (1ull << (left - 64)) - 1 : 0;
-            first = _mm512_maskz_loadu_epi8(a, codes + c * 128);
-            second = _mm512_maskz_loadu_epi8(b, codes + c * 128 + 64);
+            for (int v = 0; v < 4; v++) part[v] = _mm512_maskz_loadu_epi8(bytes_left(row_bytes - c * 256 - v * 64), codes + c * 256 + v * 64);
         } else {
-            int64_t left = row_bytes - int64_t(c) * 64;
-            __mmask64 here = left >= 64 ? ~0ull : (1ull << left) - 1;
-            __m512i packed = _mm512_maskz_loadu_epi8(here, codes + c * 64);
-            first = _mm512_and_si512(packed, low);
-            second = _mm512_and_si512(_mm512_srli_epi16(packed, 4), low);
-            if (w.kind == FLOAT4) {
-                first = _mm512_shuffle_epi8(table, first);
-                second = _mm512_shuffle_epi8(table, second);
-            } else if (!w.zero) {
-                __m512i middle = _mm512_maskz_set1_epi8(here, 8);
-                first = _mm512_sub_epi8(first, middle);
-                second = _mm512_sub_epi8(second, middle);
-            } else {
-                alignas(64) int8_t zeros[64];
-                for (int i = 0; i < 64; i++) {
-                    int64_t at = (int64_t(c) * 64 + i) * 2;
-                    zeros[i] = at < w.inner ? int8_t(w.zero[n * w.groups + at / group_len]) : 0;
+            const int64_t left = row_bytes - int64_t(c) * 128;
+            __m512i a = _mm512_maskz_loadu_epi8(bytes_left(left), codes + c * 128);
+            __m512i b = _mm512_maskz_loadu_epi8(bytes_left(left - 64), codes + c * 128 + 64);
+            __m512i halves[2] = {_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b)};
+            for (int h = 0; h < 2; h++) {
+                part[2 * h] = _mm512_and_si512(halves[h], low);
+                part[2 * h + 1] = _mm512_and_si512(_mm512_srli_epi16(halves[h], 4), low);
+            }
+            for (int v = 0; v < 4; v++) {
+                if (w.kind == FLOAT4) part[v] = _mm512_shuffle_epi8(table, part[v]);
+                else if (!w.zero) part[v] = _mm512_sub_epi8(part[v], middle);
+            }
+            if (w.zero) {
+                alignas(64) int32_t zeros[16];
+                for (int lane = 0; lane < 16; lane++) {
+                    int64_t at = int64_t(c) * CHUNK + lane * 16;
+                    zeros[lane] = at < w.inner ? 0x01010101 * w.zero[n * w.groups + at / group_len] : 0;
                 }
-                __m512i zero = _mm512_load_si512(zeros);
-                first = _mm512_sub_epi8(first, zero);
-                second = _mm512_sub_epi8(second, zero);
+                for (int v = 0; v < 4; v++) part[v] = _mm512_sub_epi8(part[v], _mm512_load_si512(zeros));
             }
         }
-        _mm512_store_si512(row.first[c], first);
-        _mm512_store_si512(row.second[c], second);
-        __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, first);
-        sums = _mm512_dpbusd_epi32(sums, ones, second);
-        _mm512_store_si512(row.start[c], _mm512_slli_epi32(_mm512_sub_epi32(_mm512_setzero_si512(), sums), 7));
-        // A lane holds eight neighbours in few bits; in eight bits four here and four 64 further on, which is why
-        // their groups are whole chunks.
-        const int64_t at = int64_t(c) * CHUNK;
-        __m512 lanes;
-        if (w.kind == INT8 || w.groups == 1 || group_len % CHUNK == 0) {
-            lanes = _mm512_set1_ps(scales[at / group_len]);
-        } else if (CHUNK % group_len == 0) {
-            __m512i of_lane = _mm512_srli_epi32(_mm512_setr_epi32(0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120), __builtin_ctz(unsigned(group_len)));
-            lanes = _mm512_permutexvar_ps(of_lane, _mm512_loadu_ps(scales + at / group_len));
-        } else {
-            alignas(64) float some[16];
-            for (int lane = 0; lane < 16; lane++) some[lane] = at + lane * 8 < w.inner ? scales[(at + lane * 8) / group_len] : 0;
-            lanes = _mm512_load_ps(some);
+        __m512i sums = _mm512_setzero_si512();
+        for (int v = 0; v < 4; v++) {
+            _mm512_store_si512(row.codes[c][v], part[v]);
+            sums = _mm512_dpbusd_epi32(sums, ones, part[v]);
         }
-        _mm512_store_ps(row.scale[c], lanes);
+        _mm512_store_si512(row.start[c], _mm512_slli_epi32(_mm512_sub_epi32(_mm512_setzero_si512(), sums), 7));
+        const int64_t at = int64_t(c) * CHUNK;
+        if (one_scale) _mm512_store_ps(row.scale[c], _mm512_set1_ps(scales[at / group_len]));
+        else _mm512_store_ps(row.scale[c], _mm512_permutexvar_ps(group_of_lane, _mm512_loadu_ps(scales + at / group_len)));
     }
 }
 
@@ -141,12 +132,14 @@ void meet(const uint8_t *x, const float *x_scale, int64_t x_bytes, int chunks, c
 #pragma GCC unroll 8
         for (int m = 0; m < ROWS; m++) {
             const uint8_t *here = x + m * x_bytes + c * CHUNK;
-            __m512i a = _mm512_loadu_si512(here), b = _mm512_loadu_si512(here + 64);
-            __m512 scale = _mm512_set1_ps(x_scale[m * chunks + c]);
+            const __m512i bytes[4] = {_mm512_loadu_si512(here), _mm512_loadu_si512(here + 64),
+                                      _mm512_loadu_si512(here + 128), _mm512_loadu_si512(here + 192)};
+            const __m512 scale = _mm512_set1_ps(x_scale[m * chunks + c]);
 #pragma GCC unroll 2
             for (int n = 0; n < COLUMNS; n++) {
-                __m512i whole = _mm512_dpbusd_epi32(_mm512_load_si512(rows[n].start[c]), a, _mm512_load_si512(rows[n].first[c]));
-                whole = _mm512_dpbusd_epi32(whole, b, _mm512_load_si512(rows[n].second[c]));
+                __m512i whole = _mm512_load_si512(rows[n].start[c]);
+#pragma GCC unroll 4
+                for (int v = 0; v < 4; v++) whole = _mm512_dpbusd_epi32(whole, bytes[v], _mm512_load_si512(rows[n].codes[c][v]));
                 __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_load_ps(rows[n].scale[c]));
                 sum[m][n] = _mm512_fmadd_ps(scaled, scale, sum[m][n]);
             }
@@ -174,8 +167,8 @@ void meet_rows(int count, const uint8_t *x, const float *x_scale, int64_t x_byte
 
 extern "C" {
 
-// x [m, inner] fp32 -> bytes around 128 [m, chunks * 128] and a scale to each chunk [m, chunks].
-void round_rows(const float *x, int64_t rows, int64_t inner, int halves, uint8_t *bytes, float *scales) {
+// x [m, inner] fp32 -> bytes around 128 [m, chunks * 256] and a scale to each chunk [m, chunks].
+void round_rows(const float *x, int64_t rows, int64_t inner, int as_they_come, uint8_t *bytes, float *scales) {
     const int chunks = int((inner + CHUNK - 1) / CHUNK);
 #pragma omp parallel for schedule(static)
     for (int64_t m = 0; m < rows; m++) {
@@ -190,17 +183,16 @@ void round_rows(const float *x, int64_t rows, int64_t inner, int halves, uint8_t
             float scale = top / 127.0f, inverse = top > 0 ? 127.0f / top : 0.0f;
             scales[m * chunks + c] = scale;
             uint8_t *to = bytes + (m * chunks + c) * CHUNK;
-            alignas(64) uint8_t plain[CHUNK];
+            uint8_t plain[CHUNK];
             for (int i = 0; i < count; i++) plain[i] = uint8_t(int(__builtin_nearbyintf(here[i] * inverse)) + 128);
             for (int i = count; i < CHUNK; i++) plain[i] = 128;
-            if (halves) {
+            if (as_they_come) {
                 memcpy(to, plain, CHUNK);
-            } else {
-                for (int i = 0; i < 64; i++) {
-                    to[i] = plain[2 * i];
-                    to[64 + i] = plain[2 * i + 1];
-                }
+                continue;
             }
+            for (int lane = 0; lane < 16; lane++)
+                for (int v = 0; v < 4; v++)
+                    for (int i = 0; i < 4; i++) to[v * 64 + lane * 4 + i] = plain[lane * 16 + v / 2 * 8 + i * 2 + v % 2];
         }
     }
 }

@@ -24,10 +24,11 @@ from torch import Tensor
 
 from dgemma.model.codes import CodeKind, Codes
 
-CHUNK = 128  # neighbours of x that share a scale
-_MAX_INNER = 128 * CHUNK
+CHUNK = 256  # neighbours of x that share a scale
+_MAX_INNER = 64 * CHUNK
 _KINDS = {CodeKind.INT4: 0, CodeKind.INT8: 1, CodeKind.FLOAT4: 2}
 _SCALES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float8_e4m3fn: 3}
+_GROUP_LENS = {CodeKind.INT4: (16, 32, 64, 128), CodeKind.INT8: (), CodeKind.FLOAT4: (16, 32, 64, 128)}
 _SOURCE = Path(__file__).with_name("few_bits.cpp")
 _COMPILERS = ("c++", "g++", "clang++")
 _BUILD_SECONDS = 120
@@ -46,11 +47,11 @@ class FewBits:
             return False
         if held.codes.device.type != "cpu":
             return False
-        # A register's lane must have one scale.
-        return held.group_len == inner or held.group_len % (CHUNK if held.kind is CodeKind.INT8 else 8) == 0
+        # A register's lane has one scale: sixteen neighbours, or in eight bits any.
+        return held.group_len == inner or held.group_len % CHUNK == 0 or held.group_len in _GROUP_LENS[held.kind]
 
     def multiply(self, x: Tensor, held: Codes, ends: Tensor | None = None) -> Tensor:
-        """`x W^T` [n, out] in x's dtype, x [n, in] rounded to eight bits in chunks of 128.
+        """`x W^T` [n, out] in x's dtype, x [n, in] rounded to eight bits in chunks of 256.
 
         With `ends`, `held` is a bank, and expert e owns the rows before `ends[e]` that no earlier one owns.
         """
@@ -62,8 +63,8 @@ class FewBits:
         whole = torch.tensor([count], dtype=torch.int32) if ends is None else ends
         wide = x.float().contiguous()
         parts = {name: part.contiguous() for name, part in held.parts.items()}
-        in_halves = int(held.kind is CodeKind.INT8)
-        self.library.round_rows(_at(wide), count, inner, in_halves, _at(rounded), _at(scales))
+        as_they_come = int(held.kind is CodeKind.INT8)
+        self.library.round_rows(_at(wide), count, inner, as_they_come, _at(rounded), _at(scales))
         self.library.multiply(
             _at(rounded), _at(scales), _at(whole), len(whole),
             _at(parts["codes"]), _at(parts["scale"]), _at(parts.get("zero")), _at(parts.get("outer")),
