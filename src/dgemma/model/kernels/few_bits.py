@@ -48,7 +48,9 @@ class FewBits:
         if held.codes.device.type != "cpu":
             return False
         # A register's lane has one scale: sixteen neighbours, or in eight bits any.
-        return held.group_len == inner or held.group_len % CHUNK == 0 or held.group_len in _GROUP_LENS[held.kind]
+        return (
+            held.group_len == inner or held.group_len % CHUNK == 0 or held.group_len in _GROUP_LENS[held.kind]
+        )
 
     def multiply(self, x: Tensor, held: Codes, ends: Tensor | None = None) -> Tensor:
         """`x W^T` [n, out] in x's dtype, x [n, in] rounded to eight bits in chunks of 256.
