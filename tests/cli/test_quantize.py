@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,3 +82,29 @@ def test_new_makes_few_bits_directly(tmp_path: Path, capsys: pytest.CaptureFixtu
     status, _, err = run(capsys, "new", out, "--quantize", "nvfp4")
     assert status == 1
     assert "already holds a checkpoint" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--task", "nosuch"), "task 'nosuch' is not known"),
+        (("--limit", "0"), "limit is 0"),
+    ],
+)
+def test_what_the_report_would_refuse_is_refused_before_the_work(
+    plain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], problem: str
+) -> None:
+    status, _, err = run(capsys, "quantize", plain, str(tmp_path / "q"), *words)
+    assert status == 1
+    assert problem in err
+    assert not (tmp_path / "q").exists()
+
+
+def test_a_full_disk_is_noticed_before_the_work(
+    plain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1000))
+    status, _, err = run(capsys, "quantize", plain, str(tmp_path / "q"))
+    assert status == 1
+    assert "GB free. Choose a format of fewer bits, or make room." in err
+    assert not (tmp_path / "q").exists()

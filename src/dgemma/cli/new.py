@@ -6,14 +6,13 @@ are rounded to few bits as they are made, and a model that is too large in bf16 
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
 from dgemma.checkpoint.census import take_census
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.quantized.plan import NAMES, plan_of
+from dgemma.cli.disk import check_disk
 from dgemma.cli.progress import byte_progress
-from dgemma.errors import InputError
 from dgemma.model.config import ModelConfig
 
 HELP = "a random checkpoint for experiments"
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     item = 2 if args.dtype == "bfloat16" else 4
     total = take_census(config).total_parameters * item
-    _check_disk(out, total)
+    check_disk(out, total)
     with byte_progress("writing", total) as advance:
         write_random(out, config, dtype=_DTYPES[args.dtype], seed=args.seed, on_bytes=advance)
     print(f"{out}: preset {args.preset}, {total / 1e6:,.1f} MB of random {args.dtype} weights")
@@ -68,20 +67,8 @@ def _quantized(args: argparse.Namespace, out: Path, config: ModelConfig) -> int:
         original = from_random(config, seed=args.seed, companions=companions)
         check_target(out, original, plan)
         total = disk_bytes(shards_of(original, plan))
-        _check_disk(out, total)
+        check_disk(out, total)
         with byte_progress("writing", total) as advance:
             write_quantized(out, original, plan, on_bytes=advance)
     print(f"{out}: preset {args.preset}, {total / 1e6:,.1f} MB of random weights in {args.quantize}")
     return 0
-
-
-def _check_disk(out: Path, needed: int) -> None:
-    place = out.absolute()
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    if needed > free:
-        raise InputError(
-            f"the checkpoint needs {needed / 1e9:.1f} GB, {place} has {free / 1e9:.1f} GB free. "
-            "Choose a smaller preset, or --config-only."
-        )

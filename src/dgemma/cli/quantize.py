@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dgemma.checkpoint.quantized.plan import NAMES, plan_of
+from dgemma.cli.disk import check_disk
 from dgemma.cli.generation_options import load_with_progress
 from dgemma.cli.progress import byte_progress
+from dgemma.evaluation.plan import Plan
+from dgemma.evaluation.task import Task
 from dgemma.evaluation.tasks.registry import BUNDLED_MODELS, open_task
 from dgemma.machine import inspect_machine
 
@@ -49,14 +53,21 @@ def run(args: argparse.Namespace) -> int:
     from dgemma.checkpoint.quantized.write import check_target, disk_bytes, shards_of, write_quantized
     from dgemma.checkpoint.source import open_checkpoint
 
+    # What the report would refuse is refused now: the work before it may take an hour.
+    task = None if args.no_report else _task(args)
+    Plan(limit=args.limit)
     source = open_checkpoint(resolve(args.model))
     original = from_checkpoint(source)
     plan = plan_of(args.format, source.config)
     check_target(args.out, original, plan)
     total = disk_bytes(shards_of(original, plan))
+    check_disk(
+        Path(args.out), total - _written(Path(args.out)), "Choose a format of fewer bits, or make room."
+    )
     with byte_progress("quantizing", total) as advance:
         write_quantized(args.out, original, plan, on_bytes=advance)
-    report, why_not = (None, "not asked for") if args.no_report else _report(args, source.nbytes + total)
+    asked = not args.no_report
+    report, why_not = _report(args, task, source.nbytes + total) if asked else (None, "not asked for")
     if args.json:
         facts = {"format": args.format, "bytes": total, "plain_bytes": source.nbytes, "not_compared": why_not}
         print(json.dumps({**facts, "report": None if report is None else report.to_json()}, indent=2))
@@ -70,14 +81,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _report(args: argparse.Namespace, both_bytes: int) -> tuple[QuantizedReport | None, str | None]:
+def _task(args: argparse.Namespace) -> Task[Any] | None:
+    spec = args.task or next((name for name, model in BUNDLED_MODELS.items() if model == args.model), None)
+    return None if spec is None else open_task(spec)
+
+
+def _written(out: Path) -> int:
+    """Bytes that an interrupted run has left."""
+    return sum(file.stat().st_size for file in out.glob("*.safetensors")) if out.is_dir() else 0
+
+
+def _report(
+    args: argparse.Namespace, task: Task[Any] | None, both_bytes: int
+) -> tuple[QuantizedReport | None, str | None]:
     from dgemma.evaluation.quantized_report import compare, prompts_for
 
     room = inspect_machine().available_bytes
     if both_bytes + _ROOM_BYTES > room:
         return None, f"both models need {both_bytes / 1e9:.1f} GB of memory, {room / 1e9:.1f} GB are free"
-    spec = args.task or next((name for name, model in BUNDLED_MODELS.items() if model == args.model), None)
-    task = None if spec is None else open_task(spec)
     plain = load_with_progress(args.model)
     quantized = load_with_progress(args.out)
     return compare(plain, quantized, prompts_for(plain, task), task=task, limit=args.limit), None

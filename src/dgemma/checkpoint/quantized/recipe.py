@@ -128,7 +128,6 @@ def _group_len(value: object, where: str) -> int:
 
 
 def _block(value: object, where: str) -> tuple[int, int]:
-    good = isinstance(value, list) and len(value) == 2
-    if good and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value):  # type: ignore[attr-defined]
-        return value[0], value[1]  # type: ignore[index]
+    if isinstance(value, list) and len(value) == 2 and all(type(n) is int and n > 0 for n in value):
+        return value[0], value[1]
     raise ConfigError(f"{where}: block_structure is {value!r}; it must be two sizes.")
