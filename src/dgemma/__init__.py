@@ -21,6 +21,10 @@ from dgemma.model.config import LayerKind, ModelConfig
 from dgemma.params import GenerationParams
 
 if TYPE_CHECKING:
+    from dgemma.canvas.calibration import Calibration
+    from dgemma.canvas.decide import Choice, Decision, Question
+    from dgemma.canvas.edit import Edited
+    from dgemma.canvas.fill import Filled
     from dgemma.diffusion.step import Sampler
     from dgemma.language_model import LanguageModel, load
     from dgemma.model.cache import KVCache
@@ -30,12 +34,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
+    "Calibration",
     "CheckpointError",
+    "Choice",
     "Commit",
     "ConfigError",
+    "Decision",
     "DeviceError",
     "DgemmaError",
     "Draft",
+    "Edited",
+    "Filled",
     "Finish",
     "FinishReason",
     "GenerationParams",
@@ -45,6 +54,7 @@ __all__ = [
     "LayerKind",
     "LoraSettings",
     "ModelConfig",
+    "Question",
     "Sampler",
     "TrainingError",
     "__version__",
@@ -52,9 +62,15 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Calibration": "dgemma.canvas.calibration",
+    "Choice": "dgemma.canvas.decide",
+    "Decision": "dgemma.canvas.decide",
+    "Edited": "dgemma.canvas.edit",
+    "Filled": "dgemma.canvas.fill",
     "KVCache": "dgemma.model.cache",
     "LanguageModel": "dgemma.language_model",
     "LoraSettings": "dgemma.model.lora",
+    "Question": "dgemma.canvas.decide",
     "Sampler": "dgemma.diffusion.step",
     "load": "dgemma.language_model",
 }

@@ -27,6 +27,7 @@ class Draft:
     tokens: tuple[int, ...]  # the best guess, up to its end token
     entropy: tuple[float, ...]  # how unsure each of them is, in nats
     text: str  # the guess as text
+    pinned: tuple[int, ...] = ()  # positions of `tokens` that were given, not guessed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class Commit:
     tool_calls: tuple[ToolCall, ...] = ()  # that this completes
     logprobs: tuple[LogProbs, ...] | None = None  # per token of `tokens`, where they were asked for
     settled: bool = True  # False: the best guess of a canvas that the deadline cut short
+    pinned: tuple[int, ...] = ()  # positions of `tokens` that were given; the model chose the others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,9 @@ class Answer:
     cached_tokens: int = 0  # of the prompt, taken from an earlier turn's cache
     provisional_tokens: int = 0  # at the end: a best guess that the deadline cut short
     logprobs: tuple[LogProbs, ...] | None = None  # per token
+    pinned: tuple[int, ...] = ()  # positions of `tokens` that were given; the model chose the others
+    watched: tuple[tuple[int, LogProbs], ...] = ()  # position, and what was asked to be told of it
+    scores: tuple[float, ...] = ()  # of a request that scores: log-probability of each token from there on
     timings: Timings = Timings()
 
     @property

@@ -11,8 +11,13 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
-from torch import Tensor
 
+from dgemma.canvas.calibration import Calibration
+from dgemma.canvas.decide import Decision, Question, decide
+from dgemma.canvas.edit import Edited, EditOptions, edit
+from dgemma.canvas.fill import Filled, FillOptions, fill
+from dgemma.canvas.rounds import drive
+from dgemma.canvas.workbench import Workbench
 from dgemma.checkpoint.adapter import load_adapter, save_adapter
 from dgemma.checkpoint.adapter_source import open_adapter
 from dgemma.checkpoint.fingerprint import fingerprint
@@ -27,18 +32,16 @@ from dgemma.errors import CheckpointError, DeviceError, InputError, suggestion
 from dgemma.events import Answer, Event, Finish
 from dgemma.generation.job import check_prompt, read_prompts, seeds_for
 from dgemma.generation.parts import compile_ahead
-from dgemma.model.cache import KVCache
-from dgemma.model.config import ModelConfig
+from dgemma.given import Given
+from dgemma.model.doors import Doors
 from dgemma.model.execution import default_execution
 from dgemma.model.lora import LoraSettings, attach, detach, has_adapter, merged
-from dgemma.model.pieces import cut_piece, piece_len
 from dgemma.model.stack import Stack
 from dgemma.params import GenerationParams
 from dgemma.text.chat_template import ChatTemplate
 from dgemma.text.detokenizer import Detokenizer
+from dgemma.text.piece_table import PieceTable
 from dgemma.text.tokenizer import Tokenizer
-
-# Shapes: batch = rows, tokens = tokens given now, canvas = tokens of the canvas.
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -124,7 +127,7 @@ def check_dtype(name: str, source: CheckpointSource) -> torch.dtype:
     return DTYPES[name]
 
 
-class LanguageModel:
+class LanguageModel(Doors):
     """A model ready to run. Make one with `dgemma.load`.
 
     >>> lm.generate("The sea is", max_tokens=100, seed=1).text
@@ -145,82 +148,14 @@ class LanguageModel:
     """
 
     def __init__(self, stack: Stack, source: CheckpointSource | None = None) -> None:
-        self.stack = stack
+        super().__init__(stack)
         self._source = source
         self._engine: LocalEngine | None = None
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.stack.config
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.stack.embedding.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.stack.parameters()).device
 
     @property
     def nbytes(self) -> int:
         """Bytes of the weights in memory, an adapter's included."""
         return sum(tensor.nbytes for tensor in chain(self.stack.parameters(), self.stack.buffers()))
-
-    def new_cache(self, batch: int = 1, capacity: int | None = None) -> KVCache:
-        """An empty cache for `batch` rows; it grows by itself, `capacity` only saves the growing."""
-        return KVCache(self.config, batch, dtype=self.dtype, device=self.device, capacity=capacity)
-
-    def encode(self, tokens: Tensor, cache: KVCache, lengths: Sequence[int] | Tensor | None = None) -> Tensor:
-        """Read `tokens` [batch, tokens] causally and append them to `cache`.
-
-        `lengths`: how many tokens of each row count, for rows of different length (the rest is
-        padding of any token, at the end). -> final-normed hidden states [batch, tokens, hidden],
-        zeros in the padding.
-        """
-        tokens = self._checked(tokens, cache, "tokens")
-        remaining = self._lengths(lengths, tokens)
-        cache.check_room(remaining)
-        execution = self.stack.execution
-        block = execution.encode_block if execution.exact else 1
-        done = [0] * cache.batch
-        joined: Tensor | None = None
-        while any(remaining):
-            lead = [length % block for length in cache.lengths]
-            at_most = piece_len(self.config, cache.batch, max(cache.lengths), block)
-            counts = [min(left, at_most - skip) for left, skip in zip(remaining, lead, strict=True)]
-            width = -(-max(map(sum, zip(lead, counts, strict=True))) // block) * block
-            piece = cut_piece(tokens, done, lead, counts, width)
-            hidden, fresh = self.stack.encode(piece, cache.context(), lead=tuple(lead), counts=tuple(counts))
-            cache.append(fresh, counts, lead)
-            if piece is tokens:  # one piece without padding: the usual prompt
-                return hidden
-            joined = self._zeros(tokens) if joined is None else joined
-            for row, (start, skip, count) in enumerate(zip(done, lead, counts, strict=True)):
-                joined[row, start : start + count] = hidden[row, skip : skip + count]
-            done = [d + c for d, c in zip(done, counts, strict=True)]
-            remaining = [r - c for r, c in zip(remaining, counts, strict=True)]
-        return self._zeros(tokens) if joined is None else joined
-
-    def denoise(self, canvas: Tensor, cache: KVCache, soft: Tensor | None = None) -> Tensor:
-        """One refinement forward of `canvas` [batch, canvas]; the cache is only read.
-
-        `soft` [batch, canvas, hidden]: the soft embedding of the previous step's logits, None at a
-        canvas's first step. -> final-normed hidden states [batch, canvas, hidden].
-        """
-        canvas = self._checked(canvas, cache, "canvas")
-        shape = (*canvas.shape, self.config.hidden_size)
-        if soft is not None and tuple(soft.shape) != shape:
-            raise InputError(f"soft has shape {list(soft.shape)}; it must be {list(shape)}.")
-        cache.check_room([canvas.shape[1]] * cache.batch)
-        return self.stack.denoise(canvas, cache.context(), soft)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Soft-capped logits in fp32 [..., vocabulary]. Large: 268 MB for one released canvas."""
-        return self.stack.logits(hidden)
-
-    def soft_embedding(self, logits: Tensor) -> Tensor:
-        """The mean embedding under softmax(`logits`) [..., hidden], the `soft` of the next step."""
-        return self.stack.soft_embedding(logits)
 
     def exact(self, exact: bool = True) -> LanguageModel:
         """The same weights, run so that a row's bits never depend on what shares its batch."""
@@ -332,16 +267,18 @@ class LanguageModel:
         seeds: Sequence[int] | None = None,
         preset: str | None = None,
         sampler: Sampler | None = None,
+        pins: Mapping[int, int | Sequence[int]] | None = None,
         **options: Any,
     ) -> Answer | list[Answer]:
         """Continue a text, or a list of texts in one batch. Token ids are taken as they are.
 
         seeds: one per prompt of a list; with `seed=n` alone, prompt i takes n + i.
         preset: "fast", "balanced" or "thorough". sampler: your own, in place of the options'.
+        pins: by position of the answer, a token that stands there, or several one of which does.
         options: the fields of `dgemma.GenerationParams`.
         """
         prompts, is_list = read_prompts(prompt, self._text_ids)
-        events = self._run(prompts, seeds, preset, sampler, options, drafts=False)
+        events = self._run(prompts, seeds, preset, sampler, options, drafts=False, pins=pins)
         answers = {e.row: e.answer for e in events if isinstance(e, Finish)}
         return [answers[row] for row in range(len(prompts))] if is_list else answers[0]
 
@@ -352,13 +289,14 @@ class LanguageModel:
         drafts: bool = True,
         preset: str | None = None,
         sampler: Sampler | None = None,
+        pins: Mapping[int, int | Sequence[int]] | None = None,
         **options: Any,
     ) -> Iterator[Event]:
         """Like `generate` for one prompt: `Draft` per step, `Commit` per canvas, `Finish` at the end."""
         prompts, is_list = read_prompts(prompt, self._text_ids)
         if is_list:
             raise InputError("prompt is a list of prompts; stream takes one. Use generate for a batch.")
-        return self._run(prompts, None, preset, sampler, options, drafts=drafts)
+        return self._run(prompts, None, preset, sampler, options, drafts=drafts, pins=pins)
 
     def chat(
         self,
@@ -402,6 +340,93 @@ class LanguageModel:
         prompt = self.chat_template.render(messages, tools=tools, enable_thinking=thinking)
         return self._run([tuple(prompt)], None, preset, sampler, options, drafts=drafts)
 
+    # What only a canvas can do
+
+    def fill(
+        self,
+        prefix: str,
+        suffix: str,
+        *,
+        max_tokens: int = 40,
+        lengths: Sequence[int] | None = None,
+        keep: int = 4,
+        heal: bool = True,
+        preset: str | None = None,
+        **options: Any,
+    ) -> Filled:
+        """The text that belongs between `prefix` and `suffix`, of at most `max_tokens` tokens.
+
+        lengths: of the gap in tokens, to be tried; keep: how many of them go on after one step.
+        heal: let words of the vocabulary stand across the borders.
+        """
+        wanted = FillOptions(
+            max_tokens=max_tokens, lengths=None if lengths is None else tuple(lengths), keep=keep, heal=heal
+        )
+        return drive(fill(self.workbench(preset, **options), prefix, suffix, wanted), self._ask)
+
+    def edit(
+        self,
+        text: str,
+        instruction: str = "",
+        *,
+        before: str = "",
+        behind: str = "",
+        windows: int = 3,
+        preset: str | None = None,
+        **options: Any,
+    ) -> Edited:
+        """`text` with the words changed that the model, under `instruction`, finds wrong.
+
+        before, behind: texts around it that show what it is part of, and stay.
+        windows: places to look at, at most, for each canvas of text.
+        """
+        bench = self.workbench(preset, **options)
+        wanted = EditOptions(windows=windows)
+        return drive(edit(bench, text, instruction, wanted, before=before, behind=behind), self._ask)
+
+    def decide(
+        self,
+        input: str | Sequence[Mapping[str, Any]],  # noqa: A002
+        questions: Sequence[Question],
+        *,
+        steps: int = 4,
+        calibration: Calibration | None = None,
+        preset: str | None = None,
+        **options: Any,
+    ) -> tuple[Decision, ...]:
+        """How likely each choice of each question is, given a text or a conversation.
+
+        steps: denoise steps before the slots are read. calibration: fitted with `dgemma decide --fit`.
+        """
+        bench = self.workbench(preset, **options)
+        rounds = decide(bench, input, questions, steps=steps, calibration=calibration)
+        return drive(rounds, self._ask).decisions
+
+    def workbench(self, preset: str | None = None, **options: Any) -> Workbench:
+        """What fill, edit and decide work with."""
+        params = GenerationParams.make(self.generation_defaults, preset=preset, **options)
+        return Workbench(
+            tokenizer=self.tokenizer,
+            pieces=self._pieces,
+            canvas_len=self.config.canvas_len,
+            max_positions=self.config.max_positions,
+            vocab_size=self.config.vocab_size,
+            params=params,
+            seed=seeds_for(1, None, params)[0],
+            template=self.chat_template if self.has_chat_template else None,
+        )
+
+    @cached_property
+    def _pieces(self) -> PieceTable:
+        return PieceTable(self.tokenizer)
+
+    def _ask(self, requests: Sequence[EngineRequest]) -> list[Answer]:
+        """All of them in one batch."""
+        numbered = [replace(request, row=row) for row, request in enumerate(requests)]
+        events = self._local_engine.run(numbered)
+        answers = {event.row: event.answer for event in events if isinstance(event, Finish)}
+        return [answers[row] for row in range(len(requests))]
+
     def _run(
         self,
         prompts: Sequence[tuple[int, ...]],
@@ -411,7 +436,9 @@ class LanguageModel:
         options: dict[str, Any],
         *,
         drafts: bool,
+        pins: Mapping[int, int | Sequence[int]] | None = None,
     ) -> Iterator[Event]:
+        given = Given.from_pins(pins)
         params = GenerationParams.make(self.generation_defaults, preset=preset, **options)
         for number, prompt in enumerate(prompts):
             which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
@@ -419,14 +446,20 @@ class LanguageModel:
         if params.stop:
             self.tokenizer  # noqa: B018  (without one there is no text to stop at: say so)
         requests = [
-            EngineRequest(prompt=prompt, seed=seed, params=params, row=row, sampler=sampler, drafts=drafts)
+            EngineRequest(
+                prompt=prompt, seed=seed, params=params, row=row, sampler=sampler, drafts=drafts, given=given
+            )
             for row, (prompt, seed) in enumerate(
                 zip(prompts, seeds_for(len(prompts), seeds, params), strict=True)
             )
         ]
+        return self._local_engine.run(requests)
+
+    @property
+    def _local_engine(self) -> LocalEngine:
         if self._engine is None:
             self._engine = LocalEngine(self.stack, self.tokenizer if self.has_tokenizer else None)
-        return self._engine.run(requests)
+        return self._engine
 
     def _text_ids(self, text: str) -> tuple[int, ...]:
         bos = self.tokenizer.bos_id
@@ -452,37 +485,3 @@ class LanguageModel:
                 "save_adapter()."
             )
         save(self.stack, path, self._source, max_shard_bytes=max_shard_bytes)
-
-    def _zeros(self, tokens: Tensor) -> Tensor:
-        return torch.zeros(*tokens.shape, self.config.hidden_size, dtype=self.dtype, device=self.device)
-
-    def _checked(self, tokens: Tensor, cache: KVCache, name: str) -> Tensor:
-        if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):
-            raise InputError(
-                f"{name} is {tokens.dtype} of shape {list(tokens.shape)}; it must be whole numbers "
-                "[batch, tokens]."
-            )
-        if tokens.shape[0] != cache.batch or tokens.shape[1] < 1:
-            raise InputError(
-                f"{name} has shape {list(tokens.shape)}; this cache takes {cache.batch} rows of at "
-                "least one token."
-            )
-        if tokens.device.type == "cpu":  # elsewhere the check would stall the device
-            low, high = (int(bound) for bound in tokens.aminmax())
-            if low < 0 or high >= self.config.vocab_size:
-                raise InputError(
-                    f"{name} holds token {low if low < 0 else high}; this vocabulary ends at "
-                    f"{self.config.vocab_size - 1}."
-                )
-        return tokens.to(self.device)
-
-    def _lengths(self, lengths: Sequence[int] | Tensor | None, tokens: Tensor) -> list[int]:
-        rows, width = tokens.shape
-        if lengths is None:
-            return [width] * rows
-        values = [int(n) for n in (lengths.tolist() if isinstance(lengths, Tensor) else lengths)]
-        if len(values) != rows or not all(0 <= n <= width for n in values):
-            raise InputError(
-                f"lengths is {values}; it must hold one number from 0 to {width} for each of {rows} rows."
-            )
-        return values

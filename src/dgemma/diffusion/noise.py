@@ -59,9 +59,14 @@ def random_tokens(place: Place, use: Use, canvas_len: int, vocab_size: int) -> T
     return to_below(words[0], vocab_size)
 
 
-def race_times(place: Place, use: Use, index: Tensor) -> Tensor:
-    """Log of a unit exponential for each `index` [rows, canvas, n]: a chunk's or a word's own number."""
-    positions = torch.arange(index.shape[1], device=index.device)[None, :, None]
+def race_times(place: Place, use: Use, index: Tensor, positions: Tensor | None = None) -> Tensor:
+    """Log of a unit exponential for each `index` [rows, canvas, n]: a chunk's or a word's own number.
+
+    positions: which ones of the canvas these are; None: all, from the first.
+    """
+    if positions is None:
+        positions = torch.arange(index.shape[1], device=index.device)
+    positions = positions[None, :, None]
     # Four neighbours share one call: word i takes output i % 4 of counter i // 4.
     quads = index[..., ::4] >> 2
     words = torch.stack(_words(place, use, positions, quads), dim=-1).flatten(-2)

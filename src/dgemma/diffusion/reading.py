@@ -60,32 +60,35 @@ def scaled_logits(products: Tensor, cap: float | None, temperature: Tensor) -> T
     return torch.tanh(products.float() / cap) * gain
 
 
-def read_dense(scaled: Tensor, place: Place | None) -> Reading:
-    """The plain twin: holds [rows, canvas, vocab]. Without a place, the draw is the guess."""
+def read_dense(scaled: Tensor, place: Place | None, positions: Tensor | None = None) -> Reading:
+    """The plain twin: holds [rows, canvas, vocab]. Without a place, the draw is the guess.
+
+    positions: which ones of the canvas these are; None: all, from the first.
+    """
     log_mass = scaled.logsumexp(-1)
     normed = scaled - log_mass[..., None]
     lowest = torch.finfo(normed.dtype).min
     entropy = -(normed.clamp(min=lowest) * normed.softmax(-1)).sum(-1)
     top_logit, _ = scaled.max(-1)
     guess = scaled.argmax(-1)
-    drawn = guess if place is None else draw_dense(scaled, place)
+    drawn = guess if place is None else draw_dense(scaled, place, positions)
     return Reading(guess, drawn, entropy, log_mass, top_logit)
 
 
-def draw_dense(scaled: Tensor, place: Place) -> Tensor:
+def draw_dense(scaled: Tensor, place: Place, positions: Tensor | None = None) -> Tensor:
     """A two-level exponential race: the chunk that finishes first, then its first word."""
     vocab = scaled.shape[-1]
     padded = torch.nn.functional.pad(scaled, (0, -vocab % CHUNK), value=float("-inf"))
     chunks = padded.unflatten(-1, (-1, CHUNK))  # [rows, canvas, chunks, CHUNK]
     numbers = torch.arange(chunks.shape[-2], device=scaled.device).expand(chunks.shape[:3])
-    finish = race_times(place, Use.CHUNK_RACE, numbers) - chunks.logsumexp(-1)
+    finish = race_times(place, Use.CHUNK_RACE, numbers, positions) - chunks.logsumexp(-1)
     winner = finish.argmin(-1)
     index = winner[..., None, None].expand(*winner.shape, 1, CHUNK)
-    return race_in_chunk(chunks.gather(-2, index).squeeze(-2), winner, place)
+    return race_in_chunk(chunks.gather(-2, index).squeeze(-2), winner, place, positions)
 
 
-def race_in_chunk(scaled: Tensor, chunk: Tensor, place: Place) -> Tensor:
+def race_in_chunk(scaled: Tensor, chunk: Tensor, place: Place, positions: Tensor | None = None) -> Tensor:
     """The word that wins inside `chunk` [rows, canvas]; its logits are [rows, canvas, up to CHUNK]."""
     words = chunk[..., None] * CHUNK + torch.arange(scaled.shape[-1], device=scaled.device)
-    finish = race_times(place, Use.WORD_RACE, words) - scaled
+    finish = race_times(place, Use.WORD_RACE, words, positions) - scaled
     return chunk * CHUNK + finish.argmin(-1)

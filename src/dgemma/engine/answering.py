@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from dgemma.diffusion.pins import CanvasPins
 from dgemma.diffusion.reading import Likeliest
 from dgemma.diffusion.step import Sampler
 from dgemma.engine.service import EngineRequest
@@ -24,12 +25,17 @@ class Look:
     entropy: Tensor  # [positions]
     likeliest: Likeliest | None  # both [positions, n]
     settled: bool
+    watched: tuple[tuple[int, LogProbs], ...] = ()  # by position of the canvas, once it is settled
 
     def logprobs(self) -> list[LogProbs] | None:
         if self.likeliest is None:
             return None
         pairs = zip(*(part.tolist() for part in self.likeliest), strict=True)
-        return [tuple(zip(words, values, strict=True)) for words, values in pairs]
+        # Where words are forbidden there may be fewer than were asked for.
+        return [
+            tuple(pair for pair in zip(words, values, strict=True) if pair[1] > -math.inf)
+            for words, values in pairs
+        ]
 
 
 @dataclass
@@ -38,10 +44,12 @@ class Answering:
     request: EngineRequest
     writer: AnswerWriter
     sampler: Sampler
-    decode: str  # "diffuse" or "causal"
+    decode: str  # "diffuse", "causal" or "score"
     arrived: float
+    canvas_len: int
     context: list[int]  # tokens that are, or are about to be, in the context
     cached: int = 0  # of these, found in memory
+    pins: CanvasPins | None = None  # what is given of the running canvas
     past: RowPast | None = None  # gathered for the running canvas
     steps: int = 0  # taken on the running canvas
     look: Look | None = None  # the last one at the running canvas
@@ -51,6 +59,20 @@ class Answering:
     @property
     def is_causal(self) -> bool:
         return self.decode == "causal"
+
+    @property
+    def is_diffuse(self) -> bool:
+        return self.decode == "diffuse"
+
+    @property
+    def has_free(self) -> bool:
+        """Whether the canvas to come has a position that is shown and not fixed."""
+        given = self.request.given
+        if given is None or not given.fixed:
+            return True
+        begin = len(self.writer.tokens)
+        end = min(begin + self.canvas_len, self.writer.max_tokens)
+        return any(position not in given.fixed for position in range(begin, end))
 
     @property
     def deadline(self) -> float:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from dgemma.diffusion.noise import Use, place_at, random_tokens
+from dgemma.diffusion.pins import CanvasPins
 from dgemma.diffusion.step import open_canvas
 from dgemma.engine.answering import Answering, Look
-from dgemma.engine.looking import look_at_canvases, look_at_tokens
+from dgemma.engine.looking import look_at_canvases, look_at_tokens, score_tokens
 from dgemma.engine.memory import Memory
 from dgemma.engine.page_store import PageStore
 from dgemma.engine.runner import Canvases, Encoded, Piece, forward
@@ -28,7 +29,7 @@ from dgemma.errors import InputError, suggestion
 from dgemma.events import Event
 from dgemma.generation.cost import cheaper_decode
 from dgemma.generation.job import check_prompt, most_tokens
-from dgemma.generation.parts import sampler_for
+from dgemma.generation.parts import pins_of, sampler_for
 from dgemma.generation.writer import AnswerWriter
 from dgemma.model.row_contexts import RowPast
 from dgemma.model.stack import Stack
@@ -147,6 +148,7 @@ class Engine:
             tokens=request.prompt,
             most_tokens=length,
             root=b"" if request.adapter is None else b"adapter " + request.adapter.encode(),
+            reusable=None if request.score_from is None else request.score_from - 1,
             turns=(*ends[:_FIRST_TURNS], *ends[-_LAST_TURNS:]),
             priority=request.priority,
             deadline=None if params.deadline_s is None else now + params.deadline_s,
@@ -157,6 +159,7 @@ class Engine:
             max_tokens=max_tokens,
             params=params,
             tokenizer=self._tokenizer,
+            given=request.given,
         )
         self._scheduler.add(entry, now)
         self._answering[number] = Answering(
@@ -166,6 +169,7 @@ class Engine:
             sampler=request.sampler or sampler_for(params),
             decode=decode,
             arrived=now,
+            canvas_len=self._config.canvas_len,
             context=list(request.prompt),
         )
         return number
@@ -212,14 +216,33 @@ class Engine:
             known = [name for name in self._stacks if name is not None]
             raise InputError(f"adapter is {request.adapter!r}{suggestion(str(request.adapter), known)}")
         check_prompt(request.prompt, self._config.vocab_size)
+        if request.score_from is not None:
+            return "score", 0, self._scored_len(request.prompt, request.score_from)
         max_tokens = most_tokens(self._config, len(request.prompt), request.params.max_tokens)
         decode: str = request.params.decode
         if decode == "auto":
             decode = cheaper_decode(self._stacks[request.adapter], self._device.type, max_tokens)
+        if request.given:
+            if request.params.decode == "causal":
+                raise InputError('positions are pinned, and decode is "causal"; only a canvas can hold pins.')
+            request.given.check(self._config.vocab_size, max_tokens)
+            decode = "diffuse"
         # The last token, or the last canvas, is written and never read.
         canvas_len = self._config.canvas_len
         read = max_tokens - 1 if decode == "causal" else (max_tokens - 1) // canvas_len * canvas_len
         return decode, max_tokens, len(request.prompt) + read
+
+    def _scored_len(self, prompt: Sequence[int], score_from: int) -> int:
+        if not 1 <= score_from < len(prompt):
+            raise InputError(
+                f"score_from is {score_from} for a prompt of {len(prompt)} tokens; it must be from 1 to "
+                f"{len(prompt) - 1}: what is scored stands behind something."
+            )
+        if len(prompt) > self._config.max_positions:
+            raise InputError(
+                f"the text has {len(prompt)} tokens; this model's context holds {self._config.max_positions}."
+            )
+        return len(prompt)
 
     def _compute(self, stack: Stack, works: Sequence[tuple[Answering, Work]]) -> None:
         """Everybody's part of a step under one adapter."""
@@ -250,10 +273,13 @@ class Engine:
                 continue
             holding, tokens = self._scheduler.holding(work.number), one.context[work.start : work.stop]
             canvas = None
-            if work.is_last and not one.is_causal:  # its canvas is opened, and refined in the same pass
+            if work.is_last and one.is_diffuse and one.has_free:
+                # Its canvas is opened, and refined in the same pass.
                 canvas = self._store.read(holding, room=self._config.canvas_len, gap=len(tokens))
                 place = place_at([one.writer.seed], [one.writer.canvas], [0], self._device)
                 noise = random_tokens(place, Use.OPEN, self._config.canvas_len, self._config.vocab_size)
+                one.pins = self._pins(one)
+                noise = noise if one.pins is None else one.pins.open(noise)
                 self._slots.write([work.slot], open_canvas(noise), None)
                 pasts[work.slot] = canvas
             pieces.append(Piece(tokens, self._store.read(holding), canvas))
@@ -280,10 +306,14 @@ class Engine:
         holding = self._scheduler.make_room(work)
         self._store.write(holding, work.start, work.stop, encoded.fresh, encoded.row, encoded.skip)
         self._counters[f"{work.phase.name}_tokens"] += work.stop - work.start
-        if not self._scheduler.wrote(work):
+        over = self._scheduler.wrote(work)
+        if one.request.score_from is not None:
+            self._score(one, one.request.score_from, work, encoded)
+        if not over or not one.is_diffuse:
+            return encoded.hidden[-1:] if over and one.is_causal else None
+        if not one.has_free:  # nothing to find out: as if a look had shown it
+            self._settle(one, self._given_canvas(one), steps=0)
             return None
-        if one.is_causal:
-            return encoded.last
         one.past = computed.past
         one.steps, one.look = 0, None
         self._scheduler.enter(work.number, DENOISE)
@@ -305,16 +335,41 @@ class Engine:
             one.steps += 1
             if one.request.drafts:
                 self._say(one, one.writer.draft(guess, look.entropy.tolist(), one.steps))
-        if not look.settled:
-            return
+        if look.settled:
+            self._settle(one, guess, steps=one.steps, look=look)
+
+    def _settle(self, one: Answering, guess: list[int], *, steps: int, look: Look | None = None) -> None:
+        """A canvas or token is final: perhaps the end, else it joins the context."""
         one.past = None
-        self._say(one, one.writer.commit(guess, steps=one.steps, logprobs=look.logprobs()))
+        logprobs, watched = (None, ()) if look is None else (look.logprobs(), look.watched)
+        self._say(one, one.writer.commit(guess, steps=steps, logprobs=logprobs, watched=watched))
         one.first_commit_s = one.first_commit_s or self._clock() - one.arrived
         if one.writer.reason is not None:
             self._finish(one)
         else:
             one.context += guess
             self._scheduler.enter(one.number, COMMIT, guess)
+
+    def _pins(self, one: Answering) -> CanvasPins | None:
+        return pins_of(one.request.given, one.writer.canvas, self._config.canvas_len, self._device)
+
+    def _given_canvas(self, one: Answering) -> list[int]:
+        """A canvas of which everything that is shown is fixed."""
+        begin = len(one.writer.tokens)
+        assert one.request.given is not None
+        fixed = one.request.given.fixed
+        return [fixed.get(position, 0) for position in range(begin, begin + self._config.canvas_len)]
+
+    def _score(self, one: Answering, score_from: int, work: Work, encoded: Encoded) -> None:
+        """How likely what follows each token of a piece is; behind the last piece the request is finished."""
+        first, stop = max(work.start, score_from - 1), min(work.stop, len(one.context) - 1)
+        if first < stop:
+            hidden = encoded.hidden[first - work.start : stop - work.start]
+            stack = self._stacks[one.request.adapter]
+            one.writer.scores += score_tokens(stack, hidden, one.context[first + 1 : stop + 1], first)
+        if work.stop == len(one.context):
+            one.writer.end()
+            self._finish(one)
 
     def _expire(self, one: Answering) -> None:
         """Its time is up: the best guess so far, said to be one."""
@@ -342,7 +397,7 @@ class Engine:
         if work is None:
             return
         read = work.stop - work.start
-        refines = work.phase is DENOISE or (work.is_last and not one.is_causal)
+        refines = work.phase is DENOISE or (work.is_last and one.is_diffuse)
         refined = self._config.canvas_len if refines else 0
         for phase, tokens in ((work.phase.name, read), (DENOISE.name, refined)):
             one.laps[phase] = one.laps.get(phase, 0.0) + seconds * tokens / (read + refined)

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from dgemma.diffusion.noise import Place, place_at
+from dgemma.diffusion.pins import CanvasPins, watched_log_probs
 from dgemma.diffusion.reading import Likeliest
 from dgemma.engine.answering import Answering, Look
 from dgemma.engine.slots import Slots
+from dgemma.events import LogProbs
 from dgemma.generation.parts import log_probs, read_vocabulary, refine
 from dgemma.model.stack import Stack
 
@@ -18,6 +20,9 @@ from dgemma.model.stack import Stack
 
 # The step of a causal draw in its random counter: no canvas takes so many.
 CAUSAL_STEP = (1 << 32) - 1
+
+# Positions whose logits are held at once when a text is scored.
+_SCORE_BLOCK = 64
 
 
 def look_at_canvases(
@@ -28,13 +33,23 @@ def look_at_canvases(
     place = _place(answers, [one.steps for one in answers], hidden.device)
     first = answers[0]
     state, reading = refine(
-        stack, state, hidden, place, first.sampler, first.request.params, _bias(stack, answers, hidden.device)
+        stack,
+        state,
+        hidden,
+        place,
+        first.sampler,
+        first.request.params,
+        _bias(stack, answers, hidden.device),
+        [one.pins for one in answers],
     )
     slots.write(places, state, reading.soft)
     # The one thing read back in a step.
     settled = state.settled.tolist()
     likeliest = _rows(log_probs(reading), len(answers))
-    return list(map(Look, state.guess, reading.entropy, likeliest, settled))
+    watched = [
+        _watched(stack, one.pins, hidden[row]) if settled[row] else () for row, one in enumerate(answers)
+    ]
+    return list(map(Look, state.guess, reading.entropy, likeliest, settled, watched))
 
 
 def look_at_tokens(stack: Stack, answers: Sequence[Answering], hidden: Tensor) -> list[Look]:
@@ -45,6 +60,35 @@ def look_at_tokens(stack: Stack, answers: Sequence[Answering], hidden: Tensor) -
     reading = read_vocabulary(stack, hidden, heat, place, params, _bias(stack, answers, hidden.device))
     likeliest = _rows(log_probs(reading), len(answers))
     return [Look(*row, settled=True) for row in zip(reading.drawn, reading.entropy, likeliest, strict=True)]
+
+
+def score_tokens(stack: Stack, hidden: Tensor, followers: Sequence[int], begin: int) -> list[float]:
+    """Log-probability of what follows each token of `hidden` [tokens, hidden]; `begin`: where they begin.
+
+    In blocks at fixed places, so that the bits do not depend on where a piece of text began.
+    """
+    found: list[float] = []
+    while len(found) < len(followers):
+        at = begin + len(found)
+        count = min(_SCORE_BLOCK - at % _SCORE_BLOCK, len(followers) - len(found))
+        rows = slice(at % _SCORE_BLOCK, at % _SCORE_BLOCK + count)
+        block = hidden.new_zeros(1, _SCORE_BLOCK, hidden.shape[1])
+        block[0, rows] = hidden[len(found) : len(found) + count]
+        logits = stack.head.logits(block)[0, rows]
+        target = torch.tensor(followers[len(found) : len(found) + count], device=hidden.device)
+        found += (logits.gather(-1, target[:, None])[:, 0] - logits.logsumexp(-1)).tolist()
+    return found
+
+
+def _watched(stack: Stack, pins: CanvasPins | None, hidden: Tensor) -> tuple[tuple[int, LogProbs], ...]:
+    if pins is None or pins.watched is None:
+        return ()
+    found = watched_log_probs(hidden, stack.head, pins.watched, pins.limited)
+    positions, words = pins.watched.positions.tolist(), pins.watched.words
+    return tuple(
+        (position, tuple(zip(own.tolist(), values.tolist(), strict=True)))
+        for position, own, values in zip(positions, words, found, strict=True)
+    )
 
 
 def _place(answers: Sequence[Answering], steps: Sequence[int], device: torch.device) -> Place:

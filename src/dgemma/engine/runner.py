@@ -26,7 +26,7 @@ class Piece:
 class Encoded:
     """What came of a piece: row `row` of `fresh`, behind `skip` tokens of padding."""
 
-    last: Tensor  # [1, hidden]: behind its last token
+    hidden: Tensor  # [tokens, hidden]: behind each of its tokens
     fresh: Fresh
     row: int
     skip: int
@@ -68,6 +68,6 @@ def forward(
     for group, (hidden, fresh) in zip(groups, results, strict=False):
         for number, i in enumerate(group):
             end = skips[i] + len(pieces[i].tokens)
-            encoded[i] = Encoded(hidden[number, end - 1 : end], fresh, number, skips[i])
+            encoded[i] = Encoded(hidden[number, skips[i] : end], fresh, number, skips[i])
     in_order = [encoded[i] for i in range(len(pieces))]
     return in_order, None if canvases is None else results[-1][0]

@@ -38,6 +38,7 @@ class Entry:
     tokens: Sequence[int]  # of the prompt
     most_tokens: int  # that its context may ever hold
     root: bytes = b""  # names the weights, with their adapter
+    reusable: int | None = None  # so many of its first tokens need not be computed again; None: all but one
     turns: Sequence[int] = ()  # lengths of the prompt at which a turn ends: others may go on from there
     priority: int = 0  # higher is sooner
     deadline: float | None = None
@@ -176,7 +177,9 @@ class Scheduler:
                 chain = KeyChain(self._memory.page_len, entry.root)
                 chain.add(entry.tokens)
                 # The last token is computed in any case: something must be.
-                holding = self._memory.open(chain, entry.most_tokens, reusable=len(entry.tokens) - 1)
+                most = len(entry.tokens) - 1
+                most = most if entry.reusable is None else min(most, entry.reusable)
+                holding = self._memory.open(chain, entry.most_tokens, reusable=most)
                 if holding is None:
                     return  # nobody overtakes: those who are in will finish and make room
                 del self._waiting[number]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dgemma.errors import DgemmaError
 from dgemma.events import Commit, Draft, Finish
+from dgemma.given import Given
 from dgemma.params import GenerationParams
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class EngineRequest:
     priority: int = 0  # higher first; equal ones in the order they came
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, number added to its logit; ids ascending
     sampler: Sampler | None = None  # in place of the one that `params` describe
+    given: Given | None = None  # what is fixed of the answer, and what is to be told of it
+    score_from: int | None = None  # writes nothing: how likely are the prompt's tokens from here on, causally
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -21,11 +21,13 @@ from dgemma.diffusion.acceptance import (
 )
 from dgemma.diffusion.likeliest import NUCLEUS, truncation_floor
 from dgemma.diffusion.noise import Place, Use, place_at, random_tokens
+from dgemma.diffusion.pins import CanvasPins, Limited, fix, limit
 from dgemma.diffusion.reading import Likeliest, Reading, read_dense, scale, scaled_logits
 from dgemma.diffusion.schedule import LinearSchedule
 from dgemma.diffusion.step import CanvasState, Sampler, step
 from dgemma.diffusion.stopping import StableAndConfident
 from dgemma.diffusion.walk import Wishes, walk
+from dgemma.given import Given, Words
 from dgemma.model.stack import Stack
 from dgemma.params import GenerationParams
 
@@ -90,18 +92,58 @@ def refine(
     sampler: Sampler,
     params: GenerationParams,
     bias: Tensor | None = None,
+    pins: Sequence[CanvasPins | None] | None = None,
 ) -> tuple[CanvasState, Reading]:
     """From a forward's hidden states to the next canvases: look at the vocabulary, accept and renoise.
 
-    Reads nothing back from the device.
+    `pins`: what is given of each canvas. Reads nothing back from the device.
     """
     # int32, as the reference counts: the temperature's last bit depends on it.
     left = (sampler.num_steps - state.steps).to(torch.int32)
     temperature = sampler.schedule(left, sampler.num_steps)
     draws = place if params.temperature > 0 else None
     reading = read_vocabulary(stack, hidden, temperature, draws, params, bias)
+    free = None
+    if pins is not None and any(pins):
+        free = torch.stack(
+            [torch.ones_like(state.canvas[0], dtype=torch.bool) if p is None else p.free for p in pins]
+        )
+        reading = fix(reading, state.canvas, free, stack.embed(state.canvas))
+        for row, one in enumerate(pins):
+            if one is not None and one.limited is not None:
+                only = slice(row, row + 1)
+                own = None if bias is None else scale(bias[only, None], temperature[only])[:, 0]
+                reading = limit(
+                    reading, row, hidden[row], stack.head, temperature[only], draws, one.limited, own
+                )
     noise = random_tokens(place, Use.RENOISE, state.canvas.shape[1], stack.config.vocab_size)
-    return step(state, reading, noise, sampler), reading
+    return step(state, reading, noise, sampler, free), reading
+
+
+def pins_of(given: Given | None, canvas: int, canvas_len: int, device: torch.device) -> CanvasPins | None:
+    """What is given of the canvas of this number; None: nothing."""
+    here = range(canvas * canvas_len, (canvas + 1) * canvas_len)
+
+    def some(positions: Mapping[int, Words]) -> Limited | None:
+        inside = sorted(position for position in positions if position in here)
+        if not inside:
+            return None
+        words = tuple(torch.tensor(positions[position], device=device) for position in inside)
+        return Limited(torch.tensor([p - here.start for p in inside], device=device), words)
+
+    if given is None:
+        return None
+    tokens = torch.zeros(canvas_len, dtype=torch.int64)
+    begins = torch.zeros(canvas_len, dtype=torch.bool)
+    free = torch.ones(canvas_len, dtype=torch.bool)
+    for position in here:
+        token = given.fixed.get(position, given.begin.get(position))
+        if token is not None:
+            tokens[position - here.start], begins[position - here.start] = token, True
+        free[position - here.start] = position not in given.fixed
+    return CanvasPins(
+        tokens.to(device), begins.to(device), free.to(device), some(given.among), some(given.watch)
+    )
 
 
 def log_probs(reading: Reading) -> Likeliest | None:

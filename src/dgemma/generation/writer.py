@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dgemma.events import Answer, Commit, Draft, FinishReason, LogProbs, Timings, ToolCall
+from dgemma.given import Given
 from dgemma.params import GenerationParams
 from dgemma.text.reply import Channel, ReplyParser, ReplyPiece
 from dgemma.text.stop_strings import StopStrings
@@ -15,7 +16,14 @@ class AnswerWriter:
     """Judges end tokens, stop strings and length, once, when tokens are committed."""
 
     def __init__(
-        self, *, row: int, seed: int, max_tokens: int, params: GenerationParams, tokenizer: Tokenizer | None
+        self,
+        *,
+        row: int,
+        seed: int,
+        max_tokens: int,
+        params: GenerationParams,
+        tokenizer: Tokenizer | None,
+        given: Given | None = None,
     ) -> None:
         self.row = row
         self.seed = seed
@@ -23,8 +31,11 @@ class AnswerWriter:
         self.tokens: list[int] = []
         self.steps: list[int] = []
         self.provisional_tokens = 0
+        self.scores: list[float] = []
         self.canvas = 0  # number of the next one
-        self._max_tokens = max_tokens
+        self._given = given
+        self._watched: list[tuple[int, LogProbs]] = []
+        self.max_tokens = max_tokens
         self._end_tokens = frozenset(() if params.ignore_end else params.end_tokens)
         self._tokenizer = tokenizer
         self._parser = None if tokenizer is None else ReplyParser(tokenizer)
@@ -42,10 +53,12 @@ class AnswerWriter:
         settled: bool = True,
         is_late: bool = False,
         logprobs: Sequence[LogProbs] | None = None,
+        watched: Sequence[tuple[int, LogProbs]] = (),
     ) -> Commit:
         """Take a canvas (or one causal token), up to where the answer ends.
 
         settled: False for the best guess of a canvas that ran out of time. is_late: no more will come.
+        watched: what was asked of positions of this canvas.
         """
         texts: list[str] = []
         thoughts: list[str] = []
@@ -59,9 +72,10 @@ class AnswerWriter:
             if self._stops.stopped is not None:
                 self.reason = FinishReason.STOP
                 break
-            if len(self.tokens) == self._max_tokens:
+            if len(self.tokens) == self.max_tokens:
                 self.reason = FinishReason.LENGTH
                 break
+        self._watched += [(begin + position, words) for position, words in watched]
         if not settled:
             self.provisional_tokens = len(self.tokens) - begin
         if not settled or (is_late and self.reason is None):
@@ -72,7 +86,8 @@ class AnswerWriter:
         words = None if self._logprobs is None or logprobs is None else tuple(logprobs[: len(new)])
         if self._logprobs is not None and words is not None:
             self._logprobs += words
-        if steps:
+        pinned = self._pinned(begin, len(new))
+        if steps or (new and len(pinned) == len(new)):  # a canvas that is fixed as a whole takes no step
             self.steps.append(steps)
         self._text += texts
         self._thought += thoughts
@@ -87,7 +102,12 @@ class AnswerWriter:
             tool_calls=tuple(self._tool_calls[calls:]),
             logprobs=words,
             settled=settled,
+            pinned=pinned,
         )
+
+    def end(self) -> None:
+        """Nothing was to be written."""
+        self.reason = FinishReason.STOP
 
     def draft(self, guess: Sequence[int], entropy: Sequence[float], step: int) -> Draft:
         """The running canvas as it stands, up to its end token."""
@@ -99,6 +119,7 @@ class AnswerWriter:
             tokens=tuple(guess[:end]),
             entropy=tuple(entropy[:end]),
             text="" if self._tokenizer is None else self._tokenizer.decode(guess[:end]),
+            pinned=self._pinned(len(self.tokens), end),
         )
 
     def answer(self, *, decode: str, timings: Timings, prompt_tokens: int, cached_tokens: int) -> Answer:
@@ -117,8 +138,17 @@ class AnswerWriter:
             cached_tokens=cached_tokens,
             provisional_tokens=self.provisional_tokens,
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
+            pinned=self._pinned(0, len(self.tokens)),
+            watched=tuple(self._watched),
+            scores=tuple(self.scores),
             timings=timings,
         )
+
+    def _pinned(self, begin: int, count: int) -> tuple[int, ...]:
+        """Which of `count` positions behind `begin` are fixed, counted from there."""
+        if self._given is None or not self._given.fixed:
+            return ()
+        return tuple(at for at in range(count) if begin + at in self._given.fixed)
 
     def _flush(self, texts: list[str], thoughts: list[str]) -> None:
         """Release what was held back for a character, a marker or a stop string to become whole."""

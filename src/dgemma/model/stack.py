@@ -149,7 +149,7 @@ class Stack(nn.Module):
         plan = self._plan(
             Door.ENCODE, positions, self._encode_attends(context, positions, lead, counts), block
         )
-        return by_block(plan.block, self._embed, tokens), plan
+        return by_block(plan.block, self.embed, tokens), plan
 
     def _encode_attends(
         self, context: AnyContext, positions: Tensor, lead: tuple[int, ...], counts: tuple[int, ...]
@@ -205,11 +205,12 @@ class Stack(nn.Module):
             return torch.cat([function(row) for row in x.split(1)])
         return function(x)
 
-    def _embed(self, ids: Tensor) -> Tensor:
+    def embed(self, ids: Tensor) -> Tensor:
+        """Embeddings of tokens as the first layer reads them [..., hidden]."""
         return self.embedding.gather_rows(ids) * self._embedding_scale
 
     def _embed_canvas(self, ids: Tensor, soft: Tensor | None = None) -> Tensor:
-        embedded: Tensor = self.self_conditioning(self._embed(ids), soft)
+        embedded: Tensor = self.self_conditioning(self.embed(ids), soft)
         return embedded
 
     def _attend(self, mask: Tensor) -> Attend:

@@ -1,0 +1,270 @@
+"""Changes to a text in place, under an instruction.
+
+Renoising a text where it stands can neither insert nor delete. So the windows to change are found first: one
+denoise pass over the old text, and its causal likelihood, show where the model disagrees with it. Each window
+is then filled as a gap of a few lengths, everything else pinned, and what was found stands only if it makes
+the text likelier by more than the change costs. A typo in a long file costs a canvas or two and a handful of
+steps, and what is right already keeps its every byte.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+
+from dgemma.canvas.rounds import Rounds
+from dgemma.canvas.units import Unit, distance, units_of
+from dgemma.canvas.workbench import Ids, Workbench, canvas_of
+from dgemma.engine.service import EngineRequest
+from dgemma.errors import InputError
+from dgemma.events import Answer, LogProbs
+from dgemma.given import Given
+from dgemma.text.detokenizer import Detokenizer
+
+# Tokens behind a window that are scored with it.
+_SCORED_BEHIND = 12
+# Of a canvas of old text, so much is judged; the rest only shows what follows.
+_JUDGED = 0.75
+# Words read at each open position, and texts made of them that are scored, for each length of a window.
+_READ, _SCORED = 20, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditOptions:
+    windows: int = 3
+    """Most places to look at for each canvas of text."""
+    suspicion: float = 8.0
+    """Nats by which both doors together must disagree with a word before it is looked at."""
+    closeness: float = 2.0
+    """Nats that a changed character must gain: how far a new text may be from the old one."""
+    gain: float = 2.0
+    """Nats a change must gain beyond that."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.windows, int) or isinstance(self.windows, bool) or not 1 <= self.windows <= 64:
+            raise InputError(f"windows is {self.windows!r}; it must be a whole number from 1 to 64.")
+        for name in ("suspicion", "closeness", "gain"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+                raise InputError(f"{name} is {value!r}; it must be a number of 0 or more.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Characters `start` to `stop` of the old text, and what stands there now."""
+
+    start: int
+    stop: int
+    old: str
+    new: str
+    gain: float  # nats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edited:
+    text: str
+    changes: tuple[Change, ...]  # in the order of the text
+    looked_at: int  # windows
+    forwards: int  # denoise forwards of canvases
+    prompt_tokens: int
+    cached_tokens: int
+    seed: int
+
+
+@dataclass
+class _Window:
+    unit: Unit
+    prompt: Ids
+    behind: Ids
+    candidates: dict[str, Ids]
+
+
+def edit(
+    bench: Workbench, text: str, instruction: str, options: EditOptions, *, before: str = "", behind: str = ""
+) -> Rounds[Edited]:
+    """`text` with what the model would rather have read there, standing between two texts that stay."""
+    tokens = tuple(bench.tokenizer.encode(text))
+    pieces = _pieces(bench, tokens)
+    if "".join(pieces) != text:
+        raise InputError("the tokenizer does not give this text back as it is; it cannot be edited in place.")
+    lead = (*_lead(bench, f"{before}{text}{behind}", instruction), *bench.tokenizer.encode(before))
+    work = _Edit(bench, options, lead, tokens, pieces, tuple(bench.tokenizer.encode(behind)))
+    suspects = yield from work.find()
+    changes = yield from work.mend(suspects)
+    return Edited(
+        text=_apply(text, changes),
+        changes=tuple(changes),
+        looked_at=len(suspects),
+        forwards=work.forwards,
+        prompt_tokens=len(lead) + len(tokens),
+        cached_tokens=work.cached_tokens,
+        seed=bench.seed,
+    )
+
+
+class _Edit:
+    def __init__(
+        self,
+        bench: Workbench,
+        options: EditOptions,
+        lead: Ids,
+        tokens: Ids,
+        pieces: Sequence[str],
+        behind: Ids,
+    ) -> None:
+        self.bench = bench
+        self.options = options
+        self.lead = lead
+        self.tokens = tokens
+        self.shown = (*tokens, *behind)
+        self.units = units_of(pieces)
+        starts = [0]
+        for piece in pieces:
+            starts.append(starts[-1] + len(piece))
+        self.starts = starts  # of each token among the characters
+        self.forwards = 0
+        self.cached_tokens = 0
+
+    def find(self) -> Rounds[list[Unit]]:
+        """The units both doors disagree with most, so many for each canvas."""
+        canvas_len = self.bench.canvas_len
+        stride = max(1, int(canvas_len * _JUDGED))
+        begins = list(range(0, max(1, len(self.tokens) - canvas_len + stride), stride)) if self.tokens else []
+        answers = yield [request for begin in begins for request in self._look(begin)]
+        suspects: list[Unit] = []
+        for number, begin in enumerate(begins):
+            seen, read = answers[2 * number : 2 * number + 2]
+            self.count([seen])
+            end = len(self.tokens) if begin == begins[-1] else begin + stride
+            surprise = {begin + at: -words[0][1] for at, words in seen.watched}
+            for at, value in enumerate(read.scores, start=begin):
+                surprise[at] = surprise.get(at, 0.0) - value
+            own = [unit for unit in self.units if begin <= unit.start < end]
+            felt = {unit: max(surprise.get(at, 0.0) for at in range(unit.start, unit.stop)) for unit in own}
+            suspects += heapq.nlargest(
+                self.options.windows,
+                (unit for unit in own if felt[unit] > self.options.suspicion and unit.is_word),
+                key=lambda unit: felt[unit],
+            )
+        return sorted(suspects, key=lambda unit: unit.start)
+
+    def mend(self, suspects: Sequence[Unit]) -> Rounds[list[Change]]:
+        windows = [self._window(unit) for unit in suspects]
+        gaps = [(window, n) for window in windows for n in self._lengths(window.unit)]
+        answers = yield [self._gap(window, n) for window, n in gaps]
+        self.count(answers)
+        for (window, n), answer in zip(gaps, answers, strict=True):
+            assert answer.logprobs is not None
+            window.candidates |= self._texts(window.unit, answer.logprobs[:n])
+        texts = [(window, text) for window in windows for text in (window.unit.text, *window.candidates)]
+        scored = yield [self._score(window, text) for window, text in texts]
+        totals = {(id(w), text): sum(a.scores) for (w, text), a in zip(texts, scored, strict=True)}
+        changes = [change for window in windows if (change := self._judge(window, totals))]
+        return changes
+
+    def count(self, answers: Sequence[Answer]) -> None:
+        self.forwards += sum(answer.forwards for answer in answers)
+        self.cached_tokens = max([self.cached_tokens, *(answer.cached_tokens for answer in answers)])
+
+    def _before(self, at: int) -> Ids:
+        """What stands before a token: the lead, and as much text as there is room for."""
+        room = self.bench.max_positions - len(self.lead) - 2 * self.bench.canvas_len - _SCORED_BEHIND
+        if room < self.bench.canvas_len:
+            raise InputError("text and instruction leave no room in this model's context; shorten them.")
+        return (*self.lead, *self.tokens[max(0, at - room) : at])
+
+    def _look(self, begin: int) -> list[EngineRequest]:
+        """A denoise pass over a canvas of old text, and its causal likelihood."""
+        bench = self.bench
+        old = self.tokens[begin : begin + bench.canvas_len]
+        shown = canvas_of(0, self.shown[begin:], bench.end_token, bench.canvas_len).fixed
+        given = Given(
+            begin=dict(enumerate(old)),
+            fixed={at: token for at, token in shown.items() if at >= len(old)},
+            watch={at: (token,) for at, token in enumerate(old)},
+        )
+        before = self._before(begin)
+        look = bench.write(before, max_tokens=bench.canvas_len, given=given, max_denoising_steps=1)
+        return [look, bench.score((*before, *old), len(before))]
+
+    def _window(self, unit: Unit) -> _Window:
+        behind = self.shown[unit.stop : unit.stop + self.bench.canvas_len]
+        return _Window(unit, self._before(unit.start), behind, {})
+
+    def _lengths(self, unit: Unit) -> list[int]:
+        count = unit.stop - unit.start
+        return sorted({max(1, count - 1), count, count + 1} if count < 3 else {1, 2, count})
+
+    def _gap(self, window: _Window, length: int) -> EngineRequest:
+        bench = self.bench
+        given = canvas_of(length, window.behind, bench.end_token, bench.canvas_len)
+        return bench.write(
+            window.prompt, max_tokens=bench.canvas_len, given=given, max_denoising_steps=1, logprobs=_READ
+        )
+
+    def _texts(self, unit: Unit, read: Sequence[LogProbs]) -> dict[str, Ids]:
+        """Texts made of the words that were read, by how likely they are and how near to the old one."""
+        ranked: list[tuple[float, str, Ids]] = []
+        for words in islice(product(*(row[: _most(len(read))] for row in read)), _READ * _READ):
+            ids = tuple(word for word, _ in words)
+            text = self.bench.tokenizer.decode(ids)
+            if not text.strip() or text == unit.text:
+                continue
+            cost = self.options.closeness * distance(unit.text, text)
+            ranked.append((sum(value for _, value in words) - cost, text, ids))
+        return {text: ids for _, text, ids in heapq.nlargest(_SCORED, ranked)}
+
+    def _score(self, window: _Window, text: str) -> EngineRequest:
+        ids = window.candidates.get(text) or self.tokens[window.unit.start : window.unit.stop]
+        behind = window.behind[:_SCORED_BEHIND]
+        return self.bench.score((*window.prompt, *ids, *behind), len(window.prompt))
+
+    def _judge(self, window: _Window, totals: dict[tuple[int, str], float]) -> Change | None:
+        old = window.unit.text
+        stands = totals[id(window), old]
+        best: tuple[float, str] | None = None
+        for text in window.candidates:
+            gain = totals[id(window), text] - stands - self.options.closeness * distance(old, text)
+            if gain > self.options.gain and (best is None or (gain, text) > best):
+                best = (gain, text)
+        if best is None:
+            return None
+        start, stop = self.starts[window.unit.start], self.starts[window.unit.stop]
+        return Change(start=start, stop=stop, old=old, new=best[1], gain=best[0])
+
+
+def _most(length: int) -> int:
+    """Words of each position that are joined: all of one, fewer where there are more positions."""
+    return max(2, int((_READ * _READ) ** (1 / length))) if length else 1
+
+
+def _pieces(bench: Workbench, tokens: Ids) -> list[str]:
+    detokenizer = Detokenizer(bench.tokenizer)
+    pieces = [detokenizer.add([token]) for token in tokens]
+    if pieces:
+        pieces[-1] += detokenizer.finish()
+    return pieces
+
+
+def _lead(bench: Workbench, text: str, instruction: str) -> Ids:
+    """What stands before the text: what is asked, where the model can be asked."""
+    if not instruction.strip() or bench.template is None:
+        return bench.opening((), room=0)
+    asked = f"{instruction.strip()}\n\n{text}"
+    return tuple(bench.template.render([{"role": "user", "content": asked}]))
+
+
+def _apply(text: str, changes: Sequence[Change]) -> str:
+    return "".join(_parts(text, changes))
+
+
+def _parts(text: str, changes: Sequence[Change]) -> Iterator[str]:
+    at = 0
+    for change in changes:
+        yield text[at : change.start]
+        yield change.new
+        at = change.stop
+    yield text[at:]

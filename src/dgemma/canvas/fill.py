@@ -1,0 +1,229 @@
+"""A gap between two given texts, of unknown length.
+
+Candidate lengths are canvases of one batch: the gap open, the text behind it pinned. After one step the
+likeliest lengths go on, are denoised to their end, and are scored by the causal likelihood of the gap and the
+text behind it together: a gap alone is likeliest when it is short. A gap longer than a canvas is written
+canvas by canvas, and closed where that is likeliest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dgemma.canvas.borders import Borders, healed_borders, plain_borders
+from dgemma.canvas.rounds import Rounds
+from dgemma.canvas.workbench import Ids, Workbench, canvas_of
+from dgemma.engine.service import EngineRequest
+from dgemma.errors import InputError
+from dgemma.events import Answer
+
+DEFAULT_MAX_TOKENS = 40
+MAX_TOKENS = 4096
+
+# At least so much of a canvas shows the text behind the gap, if there is so much text.
+_SHOWN_BEHIND = 0.25
+# Tokens behind the gap that are scored with it.
+_SCORED_BEHIND = 24
+# Steps a gap may take beyond one for each of its tokens: a step settles at least one.
+_SPARE_STEPS = 4
+# Every length up to here is tried; above it every second one, and the best one's neighbours.
+_EVERY_LENGTH = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillOptions:
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    """Most tokens the gap may have."""
+    lengths: tuple[int, ...] | None = None
+    """Lengths to try, in tokens; None: from 1 to max_tokens."""
+    keep: int = 4
+    """Lengths that go on after one step."""
+    heal: bool = True
+    """Take back the words at both borders, so that a word of the vocabulary may stand across them."""
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("max_tokens", 1, MAX_TOKENS), ("keep", 1, 64)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise InputError(f"{name} is {value!r}; it must be a whole number from {least} to {most}.")
+        if self.lengths is not None:
+            whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in self.lengths)
+            if not self.lengths or not whole:
+                raise InputError(f"lengths is {self.lengths!r}; give whole numbers of 0 or more.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A way to fill the gap."""
+
+    tokens: Ids  # of the gap, with what was taken back at its borders
+    text: str  # between the given ends
+    log_likelihood: float  # of the gap and what follows it, read left to right
+    scored: int  # tokens it is the likelihood of
+
+    @property
+    def per_token(self) -> float:
+        return self.log_likelihood / max(1, self.scored)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    text: str
+    log_likelihood: float
+    candidates: tuple[Candidate, ...]  # the best first
+    forwards: int  # denoise forwards of canvases
+    prompt_tokens: int
+    cached_tokens: int
+    seed: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.candidates[0].tokens)
+
+
+@dataclass
+class _Search:
+    """What is known so far of a gap."""
+
+    bench: Workbench
+    borders: Borders
+    context: Ids
+    options: FillOptions
+    found: dict[Ids, Candidate] = field(default_factory=dict)
+    tried: set[int] = field(default_factory=set)
+    forwards: int = 0
+    cached_tokens: int = 0
+
+    def canvas(self, written: Ids, length: int, **options: Any) -> EngineRequest | None:
+        """A gap of `length` more tokens behind those that are written; None: no words could stand there."""
+        sets = self.borders.sets(len(written) + length)
+        if sets is None:
+            return None
+        here = {at - len(written): words for at, words in sets.items() if at >= len(written)}
+        bench = self.bench
+        given = canvas_of(length, self.borders.behind, bench.end_token, bench.canvas_len, here)
+        steps = min(bench.params.max_denoising_steps, length + _SPARE_STEPS)
+        return bench.write(
+            (*self.context, *written),
+            max_tokens=bench.canvas_len,
+            given=given,
+            **{"max_denoising_steps": steps, **options},
+        )
+
+    def count(self, answers: Sequence[Answer]) -> None:
+        self.forwards += sum(answer.forwards for answer in answers)
+        self.cached_tokens = max([self.cached_tokens, *(answer.cached_tokens for answer in answers)])
+
+    def close(self, written: Ids, lengths: Sequence[int]) -> Rounds[None]:
+        """Find candidates of these lengths behind what is written."""
+        self.tried |= set(lengths)
+        lengths = [n for n in lengths if n and self.canvas(written, n) is not None]
+        if len(lengths) > self.options.keep:
+            options = {"max_denoising_steps": 1, "logprobs": 1}
+            first = yield [request for n in lengths if (request := self.canvas(written, n, **options))]
+            self.count(first)
+            sure = dict(zip(lengths, map(_surprise, first, lengths), strict=True))
+            lengths = sorted(sorted(lengths, key=lambda n: sure[n])[: self.options.keep])
+        answers = yield [request for n in lengths if (request := self.canvas(written, n))]
+        self.count(answers)
+        gaps = [(*written, *answer.tokens[:n]) for n, answer in zip(lengths, answers, strict=True)]
+        yield from self.judge(gaps)
+
+    def judge(self, gaps: Sequence[Ids]) -> Rounds[None]:
+        """Score gaps that are written to their end."""
+        behind = self.borders.behind[:_SCORED_BEHIND]
+        texts = {gap: self.borders.inside(self.bench.tokenizer.decode(gap)) for gap in gaps}
+        good = [gap for gap, text in texts.items() if text is not None and (gap or behind)]
+        scored = yield [self.bench.score((*self.context, *gap, *behind), len(self.context)) for gap in good]
+        for gap, answer in zip(good, scored, strict=True):
+            self.found[gap] = Candidate(
+                tokens=gap,
+                text=texts[gap] or "",
+                log_likelihood=sum(answer.scores),
+                scored=len(answer.scores),
+            )
+
+    def ranked(self, *, per_token: bool) -> list[Candidate]:
+        """The best first; one that adds nothing comes last: nobody asks for it."""
+        asked = self.options.lengths is not None
+
+        def order(one: Candidate) -> tuple[bool, float, Ids]:
+            return (
+                not one.text and not asked,
+                -(one.per_token if per_token else one.log_likelihood),
+                one.tokens,
+            )
+
+        return sorted(self.found.values(), key=order)
+
+
+def fill(bench: Workbench, prefix: str, suffix: str, options: FillOptions) -> Rounds[Filled]:
+    """The likeliest text between `prefix` and `suffix`."""
+    if options.heal:
+        borders = healed_borders(bench.tokenizer, bench.pieces, prefix, suffix)
+    else:
+        borders = plain_borders(bench.tokenizer, prefix, suffix)
+    result = yield from fill_between(bench, borders, options)
+    return result
+
+
+def fill_between(bench: Workbench, borders: Borders, options: FillOptions) -> Rounds[Filled]:
+    """The same between tokens."""
+    room = bench.canvas_len - min(len(borders.behind), math.ceil(bench.canvas_len * _SHOWN_BEHIND))
+    taken_back = bool(borders.head) + bool(borders.tail)
+    longest = max(options.lengths) if options.lengths else options.max_tokens
+    most = min(longest + taken_back, max(room, bench.max_positions // 2))
+    whole = max(0, -(-(most - room) // bench.canvas_len))  # canvases before the one that closes the gap
+    needed = (whole + 1) * bench.canvas_len + _SCORED_BEHIND
+    context = bench.opening(borders.before, room=min(needed, bench.max_positions - 1))
+    search = _Search(bench, borders, context, options)
+    written: Ids = ()
+    for number in range(whole + 1):
+        left = min(most - len(written), room)
+        wanted = options.lengths and [n + taken_back - len(written) for n in options.lengths]
+        yield from search.close(written, [n for n in wanted or _grid(left) if 0 <= n <= left])
+        if number == whole:
+            break
+        (answer,) = yield [_onwards(search, written)]
+        search.count([answer])
+        written += answer.tokens
+    if options.lengths is not None and 0 in options.lengths and not taken_back:
+        yield from search.judge([()])
+    ranked = search.ranked(per_token=whole > 0)
+    if ranked and not options.lengths and not whole and len(ranked[0].tokens) > _EVERY_LENGTH:
+        beside = {len(ranked[0].tokens) - 1, len(ranked[0].tokens) + 1} - search.tried
+        yield from search.close((), [n for n in sorted(beside) if n <= min(most, room)])
+        ranked = search.ranked(per_token=False)
+    if not ranked:
+        raise InputError("no text of these lengths fits between the two ends; give other lengths.")
+    return Filled(
+        text=ranked[0].text,
+        log_likelihood=ranked[0].log_likelihood,
+        candidates=tuple(ranked),
+        forwards=search.forwards,
+        prompt_tokens=len(context),
+        cached_tokens=search.cached_tokens,
+        seed=bench.seed,
+    )
+
+
+def _onwards(search: _Search, written: Ids) -> EngineRequest:
+    """A whole canvas of gap: what is behind it does not show yet."""
+    bench = search.bench
+    sets = search.borders.sets(bench.canvas_len + 2) or {}
+    first = {} if written or 0 not in sets else {0: sets[0]}
+    given = canvas_of(bench.canvas_len, (), bench.end_token, bench.canvas_len, first)
+    return bench.write((*search.context, *written), max_tokens=bench.canvas_len, given=given or None)
+
+
+def _grid(most: int) -> list[int]:
+    return [n for n in range(1, most + 1) if n <= _EVERY_LENGTH or n % 2 == 0 or n == most]
+
+
+def _surprise(answer: Answer, length: int) -> float:
+    """How unlikely a step finds its own best guess of the gap."""
+    assert answer.logprobs is not None
+    return -sum(words[0][1] for words in answer.logprobs[:length])

@@ -1,0 +1,87 @@
+"""What is given of an answer before it is written: fixed tokens, sets, a beginning. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dgemma.errors import InputError
+
+Words = tuple[int, ...]
+
+MAX_SET_WORDS = 1 << 22  # in all sets of a request together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """By position of the answer, counted from its first token, through all its canvases."""
+
+    fixed: Mapping[int, int] = field(default_factory=dict)
+    """The token that stands here, whatever the model thinks."""
+    among: Mapping[int, Words] = field(default_factory=dict)
+    """The words one of which stands here: the model chooses, under its distribution among them."""
+    begin: Mapping[int, int] = field(default_factory=dict)
+    """What the canvas holds here at its first step in place of noise. The model may change it."""
+    watch: Mapping[int, Words] = field(default_factory=dict)
+    """The answer tells the log-probability of each of these words here, as its canvas settled."""
+
+    def __bool__(self) -> bool:
+        return bool(self.fixed or self.among or self.begin or self.watch)
+
+    @classmethod
+    def from_pins(cls, pins: Mapping[int, int | Sequence[int]] | None) -> Given | None:
+        """A token fixes a position; several limit it to these."""
+        if not pins:
+            return None
+        if not isinstance(pins, Mapping):
+            raise InputError(
+                f"pins is a {type(pins).__name__}; give a mapping from position to token or tokens."
+            )
+        fixed: dict[int, int] = {}
+        among: dict[int, Words] = {}
+        for position, pin in pins.items():
+            if _is_whole(pin):
+                fixed[position] = pin  # type: ignore[assignment]
+            elif isinstance(pin, Iterable) and not isinstance(pin, str | bytes):
+                words = tuple(sorted(set(pin)))
+                among[position] = words
+            else:
+                raise InputError(f"the pin of position {position} is {pin!r}; give a token or several.")
+        return cls(fixed=fixed, among=among)
+
+    def check(self, vocab_size: int, max_tokens: int) -> None:
+        """Refuse what this model, or this answer, has no place for."""
+        sets: tuple[tuple[str, Mapping[int, Words]], ...] = (
+            ("fixed", {p: (t,) for p, t in self.fixed.items()}),
+            ("among", self.among),
+            ("begin", {p: (t,) for p, t in self.begin.items()}),
+            ("watch", self.watch),
+        )
+        if sum(len(words) for words in (*self.among.values(), *self.watch.values())) > MAX_SET_WORDS:
+            raise InputError(f"the sets of all positions hold more than {MAX_SET_WORDS} words; give fewer.")
+        for kind, positions in sets:
+            for position, words in positions.items():
+                if not _is_whole(position) or not 0 <= position < max_tokens:
+                    raise InputError(
+                        f"position {position!r} is pinned; the answer has positions 0 to {max_tokens - 1}. "
+                        "Raise max_tokens or move the pin."
+                    )
+                if not words:
+                    raise InputError(
+                        f"position {position} has an empty set of words; nothing could stand there."
+                    )
+                wrong = next((w for w in words if not _is_whole(w) or not 0 <= w < vocab_size), None)
+                if wrong is not None:
+                    raise InputError(
+                        f"position {position} is given token {wrong!r}; "
+                        f"this vocabulary ends at {vocab_size - 1}."
+                    )
+                if kind == "among" and position in self.fixed:
+                    raise InputError(
+                        f"position {position} is both fixed and limited to a set; give one of them."
+                    )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
