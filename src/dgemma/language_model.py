@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 
@@ -351,6 +351,7 @@ class LanguageModel(Doors):
         lengths: Sequence[int] | None = None,
         keep: int = 4,
         heal: bool = True,
+        method: Literal["lengths", "prompt"] = "lengths",
         preset: str | None = None,
         **options: Any,
     ) -> Filled:
@@ -358,9 +359,14 @@ class LanguageModel(Doors):
 
         lengths: of the gap in tokens, to be tried; keep: how many of them go on after one step.
         heal: let words of the vocabulary stand across the borders.
+        method: "prompt" asks through the chat template instead of trying lengths.
         """
         wanted = FillOptions(
-            max_tokens=max_tokens, lengths=None if lengths is None else tuple(lengths), keep=keep, heal=heal
+            max_tokens=max_tokens,
+            lengths=None if lengths is None else tuple(lengths),
+            keep=keep,
+            heal=heal,
+            method=method,
         )
         return drive(fill(self.workbench(preset, **options), prefix, suffix, wanted), self._ask)
 

@@ -2,20 +2,22 @@
 
 Renoising a text where it stands can neither insert nor delete. So the windows to change are found first: one
 denoise pass over the old text, and its causal likelihood, show where the model disagrees with it. Each window
-is then filled as a gap of a few lengths, everything else pinned, and what was found stands only if it makes
-the text likelier by more than the change costs. A typo in a long file costs a canvas or two and a handful of
-steps, and what is right already keeps its every byte.
+is then filled as a gap of a few lengths, everything else pinned; words one slip away are tried as well. What
+was found stands only if it makes the text likelier by more than the change costs. A typo in a long file costs
+a canvas or two and a handful of steps, and what is right already keeps its every byte.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, product
 
 from dgemma.canvas.rounds import Rounds
+from dgemma.canvas.spelling import near_words
 from dgemma.canvas.units import Unit, distance, units_of
 from dgemma.canvas.workbench import Ids, Workbench, canvas_of
 from dgemma.engine.service import EngineRequest
@@ -30,6 +32,10 @@ _SCORED_BEHIND = 12
 _JUDGED = 0.75
 # Words read at each open position, and texts made of them that are scored, for each length of a window.
 _READ, _SCORED = 20, 4
+# Words one slip away that are scored.
+_NEAR = 12
+
+_WORD = re.compile(r"[A-Za-z]{3,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +44,10 @@ class EditOptions:
     """Most places to look at for each canvas of text."""
     suspicion: float = 8.0
     """Nats by which both doors together must disagree with a word before it is looked at."""
-    closeness: float = 2.0
-    """Nats that a changed character must gain: how far a new text may be from the old one."""
-    gain: float = 2.0
+    closeness: float | None = None
+    """Nats that a changed character must gain: how far a new text may be from the old one. None: 6, so that
+    slips are mended and words are not replaced; with an instruction 1."""
+    gain: float = 4.0
     """Nats a change must gain beyond that."""
 
     def __post_init__(self) -> None:
@@ -48,6 +55,8 @@ class EditOptions:
             raise InputError(f"windows is {self.windows!r}; it must be a whole number from 1 to 64.")
         for name in ("suspicion", "closeness", "gain"):
             value = getattr(self, name)
+            if value is None and name == "closeness":
+                continue
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
                 raise InputError(f"{name} is {value!r}; it must be a number of 0 or more.")
 
@@ -91,7 +100,11 @@ def edit(
     if "".join(pieces) != text:
         raise InputError("the tokenizer does not give this text back as it is; it cannot be edited in place.")
     lead = (*_lead(bench, f"{before}{text}{behind}", instruction), *bench.tokenizer.encode(before))
-    work = _Edit(bench, options, lead, tokens, pieces, tuple(bench.tokenizer.encode(behind)))
+    is_asked = bool(instruction.strip())
+    if options.closeness is None:
+        options = replace(options, closeness=1.0 if is_asked else 6.0)
+    known = set(_WORD.findall(before + text + behind))
+    work = _Edit(bench, options, lead, tokens, pieces, tuple(bench.tokenizer.encode(behind)), known, is_asked)
     suspects = yield from work.find()
     changes = yield from work.mend(suspects)
     return Edited(
@@ -114,12 +127,17 @@ class _Edit:
         tokens: Ids,
         pieces: Sequence[str],
         behind: Ids,
+        known: set[str],
+        is_asked: bool,
     ) -> None:
         self.bench = bench
         self.options = options
         self.lead = lead
         self.tokens = tokens
         self.shown = (*tokens, *behind)
+        self.known = known
+        self.closeness = options.closeness or 0.0
+        self.is_asked = is_asked
         self.units = units_of(pieces)
         starts = [0]
         for piece in pieces:
@@ -156,6 +174,9 @@ class _Edit:
         gaps = [(window, n) for window in windows for n in self._lengths(window.unit)]
         answers = yield [self._gap(window, n) for window, n in gaps]
         self.count(answers)
+        for window in windows:
+            for text in near_words(window.unit.text, self.bench.tokenizer, self.known, most=_NEAR):
+                window.candidates[text] = tuple(self.bench.tokenizer.encode(text))
         for (window, n), answer in zip(gaps, answers, strict=True):
             assert answer.logprobs is not None
             window.candidates |= self._texts(window.unit, answer.logprobs[:n])
@@ -195,8 +216,9 @@ class _Edit:
         return _Window(unit, self._before(unit.start), behind, {})
 
     def _lengths(self, unit: Unit) -> list[int]:
+        """Of the gap: a slip breaks a word that was one token; an instruction may lengthen or shorten it."""
         count = unit.stop - unit.start
-        return sorted({max(1, count - 1), count, count + 1} if count < 3 else {1, 2, count})
+        return sorted({max(1, count - 1), count, count + 1} if self.is_asked else {1, count})
 
     def _gap(self, window: _Window, length: int) -> EngineRequest:
         bench = self.bench
@@ -213,7 +235,7 @@ class _Edit:
             text = self.bench.tokenizer.decode(ids)
             if not text.strip() or text == unit.text:
                 continue
-            cost = self.options.closeness * distance(unit.text, text)
+            cost = self.closeness * distance(unit.text, text)
             ranked.append((sum(value for _, value in words) - cost, text, ids))
         return {text: ids for _, text, ids in heapq.nlargest(_SCORED, ranked)}
 
@@ -227,7 +249,7 @@ class _Edit:
         stands = totals[id(window), old]
         best: tuple[float, str] | None = None
         for text in window.candidates:
-            gain = totals[id(window), text] - stands - self.options.closeness * distance(old, text)
+            gain = totals[id(window), text] - stands - self.closeness * distance(old, text)
             if gain > self.options.gain and (best is None or (gain, text) > best):
                 best = (gain, text)
         if best is None:

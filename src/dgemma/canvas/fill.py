@@ -3,7 +3,11 @@
 Candidate lengths are canvases of one batch: the gap open, the text behind it pinned. After one step the
 likeliest lengths go on, are denoised to their end, and are scored by the causal likelihood of the gap and the
 text behind it together: a gap alone is likeliest when it is short. A gap longer than a canvas is written
-canvas by canvas, and closed where that is likeliest.
+canvas by canvas, and closed where that is likeliest. Of the text behind, what a canvas cannot show is read
+before everything else.
+
+The other way is to ask: a model with a chat template sees the whole text with a mark in it and writes what
+belongs there, and its end token closes the gap.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from dgemma.canvas.borders import Borders, healed_borders, plain_borders
 from dgemma.canvas.rounds import Rounds
@@ -31,6 +35,11 @@ _SCORED_BEHIND = 24
 _SPARE_STEPS = 4
 # Every length up to here is tried; above it every second one, and the best one's neighbours.
 _EVERY_LENGTH = 16
+# Of the context, the most that shows text far behind the gap.
+_FAR = 0.25
+
+_MARK = "<FILL>"
+_ASK = f"Write only the text that belongs at the mark {_MARK}, nothing else."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +52,16 @@ class FillOptions:
     """Lengths that go on after one step."""
     heal: bool = True
     """Take back the words at both borders, so that a word of the vocabulary may stand across them."""
+    method: Literal["lengths", "prompt"] = "lengths"
+    """Try lengths on canvases that show what follows, or ask through the chat template."""
 
     def __post_init__(self) -> None:
         for name, least, most in (("max_tokens", 1, MAX_TOKENS), ("keep", 1, 64)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                 raise InputError(f"{name} is {value!r}; it must be a whole number from {least} to {most}.")
+        if self.method not in ("lengths", "prompt"):
+            raise InputError(f"method is {self.method!r}; it must be lengths or prompt.")
         if self.lengths is not None:
             whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in self.lengths)
             if not self.lengths or not whole:
@@ -81,7 +94,7 @@ class Filled:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.candidates[0].tokens)
+        return len(self.candidates[0].tokens) if self.candidates else 0
 
 
 @dataclass
@@ -162,6 +175,9 @@ class _Search:
 
 def fill(bench: Workbench, prefix: str, suffix: str, options: FillOptions) -> Rounds[Filled]:
     """The likeliest text between `prefix` and `suffix`."""
+    if options.method == "prompt":
+        result = yield from _ask(bench, prefix, suffix, options)
+        return result
     if options.heal:
         borders = healed_borders(bench.tokenizer, bench.pieces, prefix, suffix)
     else:
@@ -178,7 +194,8 @@ def fill_between(bench: Workbench, borders: Borders, options: FillOptions) -> Ro
     most = min(longest + taken_back, max(room, bench.max_positions // 2))
     whole = max(0, -(-(most - room) // bench.canvas_len))  # canvases before the one that closes the gap
     needed = (whole + 1) * bench.canvas_len + _SCORED_BEHIND
-    context = bench.opening(borders.before, room=min(needed, bench.max_positions - 1))
+    far = _far(bench, borders, whole)
+    context = (*far, *bench.opening(borders.before, room=min(needed + len(far), bench.max_positions - 1)))
     search = _Search(bench, borders, context, options)
     written: Ids = ()
     for number in range(whole + 1):
@@ -205,6 +222,35 @@ def fill_between(bench: Workbench, borders: Borders, options: FillOptions) -> Ro
         candidates=tuple(ranked),
         forwards=search.forwards,
         prompt_tokens=len(context),
+        cached_tokens=search.cached_tokens,
+        seed=bench.seed,
+    )
+
+
+def _far(bench: Workbench, borders: Borders, whole: int) -> Ids:
+    """What a canvas cannot show of the text behind a gap, as a text of its own before all others."""
+    rest = borders.behind[bench.canvas_len :]
+    room = int(_FAR * bench.max_positions) if not whole else 0
+    return bench.opening(rest[:room], room=0) if rest and room else ()
+
+
+def _ask(bench: Workbench, prefix: str, suffix: str, options: FillOptions) -> Rounds[Filled]:
+    if bench.template is None:
+        raise InputError('this model has no chat template, so it cannot be asked; use method "lengths".')
+    asked = f"{_ASK}\n\n{prefix}{_MARK}{suffix}"
+    prompt = tuple(bench.template.render([{"role": "user", "content": asked}]))
+    (answer,) = yield [bench.answer(prompt, max_tokens=options.max_tokens)]
+    search = _Search(bench, plain_borders(bench.tokenizer, prefix, suffix), (), options)
+    search.context = bench.opening(search.borders.before, room=bench.canvas_len + _SCORED_BEHIND)
+    search.count([answer])
+    yield from search.judge([tuple(bench.tokenizer.encode(answer.text))])
+    ranked = search.ranked(per_token=False)
+    return Filled(
+        text=answer.text,
+        log_likelihood=ranked[0].log_likelihood if ranked else -math.inf,
+        candidates=tuple(ranked),
+        forwards=search.forwards,
+        prompt_tokens=len(prompt),
         cached_tokens=search.cached_tokens,
         seed=bench.seed,
     )

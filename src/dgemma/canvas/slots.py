@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from dgemma.canvas.rounds import Rounds
 from dgemma.canvas.workbench import Ids, Workbench
@@ -21,6 +22,8 @@ from dgemma.given import Given
 
 # A branch that is less likely than this is not followed: its labels share its probability.
 _FOLLOWED = 1e-6
+# What follows a slot that another one follows: no word, and none is needed.
+_NOTHING = -1
 
 
 @dataclass(frozen=True)
@@ -122,9 +125,16 @@ def _extended(part: Part, follower: int) -> tuple[Ids, ...]:
 
 def _follower(parts: Sequence[Part], at: int, end_token: int) -> int:
     behind = parts[at + 1] if at + 1 < len(parts) else ()
-    if isinstance(behind, Slot):
-        raise InputError("two slots stand side by side; put some text between them.")
-    return behind[0] if behind else end_token
+    if not isinstance(behind, Slot):
+        return behind[0] if behind else end_token
+    part = parts[at]
+    assert isinstance(part, Slot)
+    ordered = sorted(part.labels)
+    if any(longer[: len(label)] == label for label, longer in pairwise(ordered)):
+        raise InputError(
+            "two slots stand side by side, and one label begins with another: where would it end?"
+        )
+    return _NOTHING
 
 
 def _layout(

@@ -63,6 +63,19 @@ class Workbench:
             logit_bias=self._no_ends,
         )
 
+    def answer(
+        self, prompt: Ids, *, max_tokens: int, given: Given | None = None, seed: int | None = None
+    ) -> EngineRequest:
+        """An answer as to any prompt, with an end of its own."""
+        return EngineRequest(
+            prompt=prompt,
+            seed=self.seed if seed is None else seed,
+            params=replace(self.params, max_tokens=max_tokens, seed=None),
+            adapter=self.adapter,
+            id=self.id,
+            given=given,
+        )
+
     def score(self, prompt: Ids, score_from: int) -> EngineRequest:
         """How likely the tokens of `prompt` from `score_from` on are, read left to right."""
         params = replace(self.params, seed=None)

@@ -33,6 +33,17 @@ def to_text(grid: Grid) -> str:
     return "".join(letter + grid.cells[9 * row : 9 * row + 9] for row, letter in enumerate(ROW_LETTERS))
 
 
+def pins(puzzle: Grid) -> dict[int, int | tuple[int, ...]]:
+    """What is known of an answer before it is written: letters, clues, its end; other cells are digits."""
+    digits = tuple(VOCABULARY.index(digit) for digit in DIGITS)
+    found: dict[int, int | tuple[int, ...]] = {GRID_LEN: EOS}
+    for row, letter in enumerate(ROW_LETTERS):
+        found[10 * row] = VOCABULARY.index(letter)
+    for place, cell in zip(CELL_PLACES, puzzle.cells, strict=True):
+        found[place] = digits if cell == EMPTY else VOCABULARY.index(cell)
+    return found
+
+
 def answered_cells(text: str) -> str:
     """81 characters from an answer's text, row by row behind the row's letter; `?` where there is none."""
     rows = []

@@ -1,0 +1,57 @@
+"""Passages of the held-out documents (`python -m recipes.text.make_corpus`), drawn by a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dgemma.text.tokenizer import Tokenizer
+
+CORPUS = Path("data/text/held_out")
+SOURCES = {"cmake-docs": "CMake", "kernel-docs": "the Linux kernel", "python-docs": "Python"}
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Neighbouring tokens of a document."""
+
+    source: str  # the corpus it is of
+    before: tuple[int, ...]
+    inside: tuple[int, ...]
+    behind: tuple[int, ...]
+
+
+def documents(corpus: Path = CORPUS) -> dict[str, list[str]]:
+    """Texts by source."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(corpus.rglob("*")):
+        if file.is_file():
+            found.setdefault(file.relative_to(corpus).parts[0], []).append(file.read_text(encoding="utf-8"))
+    if not found:
+        raise SystemExit(f"{corpus} is empty; make it with python -m recipes.text.make_corpus")
+    return found
+
+
+def passages(
+    tokenizer: Tokenizer, lengths: list[int], *, before: int, behind: int, seed: int, corpus: Path = CORPUS
+) -> Iterator[Passage]:
+    """One for each length, at a place drawn among all documents that are long enough."""
+    rng = random.Random(seed)
+    texts = [(source, text) for source, own in documents(corpus).items() for text in own]
+    encoded: dict[int, list[int]] = {}
+    for length in lengths:
+        while True:
+            number = rng.randrange(len(texts))
+            tokens = encoded.setdefault(number, tokenizer.encode(texts[number][1]))
+            room = len(tokens) - before - length - behind
+            if room > 0:
+                break
+        at = before + rng.randrange(room)
+        yield Passage(
+            texts[number][0],
+            tuple(tokens[at - before : at]),
+            tuple(tokens[at : at + length]),
+            tuple(tokens[at + length : at + length + behind]),
+        )
