@@ -2,10 +2,11 @@
 
     python -m benchmarks.training_memory --layers 9              (released widths, nine of thirty layers)
     python -m benchmarks.training_memory --preset medium
+    python -m benchmarks.training_memory --layers 6 --base int4       (the base frozen in four bits)
 
 The weights are random and made in memory, the step is the trainer's own: forward, backward, Adam; twice,
 since Adam's moments appear in the first. Measured is the rise of resident memory above a process that has
-imported torch and done a small step.
+imported torch and done a small step; a base in few bits is read from a file in that time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,12 +24,16 @@ from dgemma.bench.memory import peak_growth_bytes
 from dgemma.checkpoint.load import place
 from dgemma.checkpoint.names import tensor_specs
 from dgemma.checkpoint.presets import PRESETS, layers
-from dgemma.language_model import LanguageModel
+from dgemma.checkpoint.quantized.original import from_random
+from dgemma.checkpoint.quantized.plan import plan_of
+from dgemma.checkpoint.quantized.write import write_quantized
+from dgemma.checkpoint.random_weights import tokenizer_files
+from dgemma.language_model import LanguageModel, load
 from dgemma.model.config import ModelConfig
 from dgemma.model.rope import Rope
 from dgemma.model.stack import Stack
 from dgemma.training.example import Example, Span
-from dgemma.training.memory import estimate_step
+from dgemma.training.memory import estimate_step, with_4bit_base
 from dgemma.training.recipe import DataRecipe, Recipe
 from dgemma.training.trainer import Trainer
 
@@ -49,6 +55,16 @@ def random_model(config: ModelConfig) -> LanguageModel:
         place(stack, spec.path, tensor)
     stack.rope = Rope(config, CPU)
     return LanguageModel(stack)
+
+
+def quantized_model(path: Path) -> LanguageModel:
+    return load(path, dtype="bfloat16")
+
+
+def write_int4(path: Path, config: ModelConfig) -> None:
+    with tokenizer_files() as companions:
+        original = from_random(config, seed=0, companions=companions)
+        write_quantized(path, original, plan_of("int4", config))
 
 
 def recipe_of(args: argparse.Namespace, config: ModelConfig, out: str) -> Recipe:
@@ -73,6 +89,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--recompute", action="store_true")
+    parser.add_argument("--base", choices=("bf16", "int4"), default="bf16", help="the frozen base's numbers")
     args = parser.parse_args()
     config = PRESETS[args.preset or "26b"].config
     if args.layers:
@@ -85,7 +102,13 @@ def main() -> None:
         )
         recipe = recipe_of(args, config, str(Path(scratch) / "b"))
         estimate = estimate_step(config, recipe)
-        measured = peak_growth_bytes(lambda: train(random_model(config), recipe), CPU)
+        if args.base == "int4":
+            write_int4(Path(scratch) / "int4", config)
+            estimate = with_4bit_base(estimate, config, recipe)
+            made = partial(quantized_model, Path(scratch) / "int4")
+        else:
+            made = partial(random_model, config)
+        measured = peak_growth_bytes(lambda: train(made(), recipe), CPU)
     assert measured is not None
     found = {
         "layers": len(config.layers),
@@ -97,6 +120,7 @@ def main() -> None:
         ),
     }
     suffix = f"-{args.preset or '26b'}-{len(config.layers)}" + ("-recompute" if args.recompute else "")
+    suffix += "-int4" if args.base == "int4" else ""
     record.write("training_memory", found, suffix)
 
 

@@ -1,0 +1,26 @@
+"""Complete a function between two given ends: its head, and what follows it."""
+
+import dgemma
+
+BEFORE = """\
+def read_lines(path):
+    with open(path) as file:
+        """
+BEHIND = """
+
+def write_lines(path, lines):
+    with open(path, "w") as file:
+        file.writelines(lines)
+"""
+
+
+def main() -> None:
+    lm = dgemma.load("bundled:text", dtype="float32")
+    filled = lm.fill(BEFORE, BEHIND, max_tokens=12, seed=1)
+    print(BEFORE + filled.text + BEHIND)
+    for candidate in filled.candidates:
+        print(f"# {candidate.log_likelihood:8.1f} {candidate.text!r}")
+
+
+if __name__ == "__main__":
+    main()
