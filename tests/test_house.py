@@ -22,6 +22,7 @@ ROOMS: dict[str, set[str]] = {
     "model": {"errors"},
     "diffusion": {"errors"},
     "text": {"errors", "events"},
+    "constraint": {"errors", "text"},
     "checkpoint": {"errors", "model"},
     "machine": set(),
     "generation": {"errors", "params", "events", "given", "model", "diffusion", "text"},
@@ -81,7 +82,7 @@ TORCH_FREE = [
     "training/stream.py", "training/sources.py", "training/records.py", "training/order.py", "__init__.py",
     "checkpoint/bundled.py", "engine/pages.py", "engine/prefix.py", "engine/memory.py", "engine/capacity.py",
     "engine/scheduler.py", "engine/service.py",
-    *(str(f.relative_to(SOURCE)) for r in ("text", "sudoku", "server", "canvas") for f in (SOURCE / r).glob("*.py")),
+    *(str(f.relative_to(SOURCE)) for r in ("text", "sudoku", "server", "canvas", "constraint") for f in (SOURCE / r).glob("*.py")),
 ]  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 

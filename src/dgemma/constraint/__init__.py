@@ -1,0 +1,1 @@
+"""Languages that an answer must belong to: from a pattern to what each word of a vocabulary does."""

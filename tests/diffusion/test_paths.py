@@ -1,0 +1,105 @@
+"""Strings of a language over a canvas, against every string written out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dgemma.diffusion.paths import best, draw, machine_of, marginals, what_follows
+
+NUM_CLASSES, LENGTH = 3, 4
+
+
+def random_case(seed: int, states: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Arrows, masses and last states."""
+    generator = torch.Generator().manual_seed(seed)
+    maps = torch.randint(-1, states, (NUM_CLASSES, states), generator=generator)
+    masses = torch.randn(LENGTH, NUM_CLASSES, generator=generator, dtype=torch.float64)
+    last = torch.rand(states, generator=generator) < 0.6
+    return maps, masses, last
+
+
+def strings(maps: Tensor, masses: Tensor, last: Tensor) -> dict[tuple[int, ...], float]:
+    """Every string of the language with its log-probability, up to a constant."""
+    found = {}
+    for string in itertools.product(range(NUM_CLASSES), repeat=LENGTH):
+        state, total = 0, 0.0
+        for at, letter in enumerate(string):
+            state = int(maps[letter, state]) if state >= 0 else -1
+            total += float(masses[at, letter])
+        if state >= 0 and last[state]:
+            found[string] = total
+    return found
+
+
+cases = given(st.integers(0, 1 << 30), st.integers(1, 5))
+many = settings(max_examples=700, deadline=None, derandomize=True, database=None)
+
+
+@cases
+@many
+def test_marginals_are_those_of_all_strings(seed: int, states: int) -> None:
+    maps, masses, last = random_case(seed, states)
+    known = strings(maps, masses, last)
+    machine = machine_of(maps)
+    follows = what_follows(machine, masses, last)
+    if not known:
+        assert follows[0, 0] == -math.inf
+        return
+    found = marginals(machine, masses, 0, follows)
+    total = math.fsum(map(math.exp, known.values()))
+    assert math.isclose(float(found.log_total), math.log(total), abs_tol=1e-9)
+    for at, letter in itertools.product(range(LENGTH), range(NUM_CLASSES)):
+        share = math.fsum(math.exp(v) for string, v in known.items() if string[at] == letter) / total
+        assert abs(float(found.classes[at, letter]) - share) < 1e-9
+
+
+@cases
+@many
+def test_the_best_string_is_the_likeliest_of_the_language(seed: int, states: int) -> None:
+    maps, masses, last = random_case(seed, states)
+    known = strings(maps, masses, last)
+    if known:
+        found = tuple(best(machine_of(maps), masses, 0, last).tolist())
+        assert math.isclose(known[found], max(known.values()), abs_tol=1e-9)
+
+
+@cases
+@many
+def test_a_draw_is_a_string_of_the_language(seed: int, states: int) -> None:
+    maps, masses, last = random_case(seed, states)
+    known = strings(maps, masses, last)
+    machine = machine_of(maps)
+    follows = what_follows(machine, masses, last)
+    if known:
+        clocks = torch.empty_like(masses).exponential_(generator=torch.Generator().manual_seed(seed)).log()
+        assert tuple(draw(machine, masses, 0, follows, clocks).tolist()) in known
+
+
+def test_draws_follow_the_conditioned_distribution() -> None:
+    for seed in (1, 4, 6):
+        maps, masses, last = random_case(seed, 4)
+        known = strings(maps, masses, last)
+        machine = machine_of(maps)
+        follows = what_follows(machine, masses, last)
+        generator = torch.Generator().manual_seed(seed)
+        draws = 4000
+        counts = dict.fromkeys(known, 0)
+        for _ in range(draws):
+            clocks = torch.empty_like(masses).exponential_(generator=generator).log()
+            counts[tuple(draw(machine, masses, 0, follows, clocks).tolist())] += 1
+        total = math.fsum(map(math.exp, known.values()))
+        expected = {string: draws * math.exp(v) / total for string, v in known.items()}
+        kept = [string for string in known if expected[string] >= 5]
+        rest = draws - sum(expected[string] for string in kept)
+        square = sum((counts[s] - expected[s]) ** 2 / expected[s] for s in kept)
+        if rest >= 5:
+            square += (sum(counts[s] for s in known if s not in kept) - rest) ** 2 / rest
+        freedom = max(1, len(kept) - (rest < 5))
+        # Mean plus five standard deviations of chi-square: far beyond chance.
+        assert square < freedom + 5 * math.sqrt(2 * freedom)
