@@ -1,6 +1,7 @@
-"""What few bits do to the bundled models: score, steps per canvas, perplexity, beside bf16.
+"""What few bits do to the bundled models: score, steps per canvas, perplexity, beside the plain weights.
 
     python -m benchmarks.quantized_quality                  (--limit N puzzles of each band)
+    python -m benchmarks.quantized_quality --dtype float32  (where bf16 is imitated, and slow)
 
 sudoku: held-out puzzles solved, by band, and steps per canvas. text: the causal door's perplexity on
 paragraphs of our own pages (which came after its training data), and steps per canvas over the same. Both:
@@ -34,27 +35,29 @@ from dgemma.sudoku.puzzles import BANDS
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--limit", type=int, default=100)
+    parser.add_argument("--prompts", type=int, default=24, help="whose canvases are compared")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of activations")
     args = parser.parse_args()
-    findings: dict[str, Any] = {"limit": args.limit}
+    findings: dict[str, Any] = {"limit": args.limit, "prompts": args.prompts, "dtype": args.dtype}
     with tempfile.TemporaryDirectory() as made:
         for which, measure in (("sudoku", sudoku), ("text", text)):
             findings[which] = {}
-            models = make_models(Path(made), which)
+            models = make_models(Path(made), which, args.dtype)
             for name, lm in models.items():
-                findings[which][name] = measure(models["bf16"], lm, args.limit)
+                findings[which][name] = measure(models["plain"], lm, args.limit, args.prompts)
                 print(which, name, findings[which][name], flush=True)
     record.write("quantized_quality", findings)
 
 
-def make_models(directory: Path, which: str) -> dict[str, LanguageModel]:
-    models = {"bf16": load(f"bundled:{which}", dtype="bfloat16")}
+def make_models(directory: Path, which: str, dtype: str) -> dict[str, LanguageModel]:
+    models = {"plain": load(f"bundled:{which}", dtype=dtype)}
     source = open_checkpoint(bundled_path(which))
     for name in NAMES:
         out = directory / f"{which}-{name}"
         write_quantized(out, from_checkpoint(source), plan_of(name, source.config))
-        models[name] = load(out, dtype="bfloat16")
+        models[name] = load(out, dtype=dtype)
     models["int4, plain activations"] = load(
-        directory / f"{which}-int4", dtype="bfloat16", round_activations=False
+        directory / f"{which}-int4", dtype=dtype, round_activations=False
     )
     return models
 
@@ -69,8 +72,8 @@ def distance(plain: LanguageModel, lm: LanguageModel, prompts: list[tuple[int, .
     }
 
 
-def sudoku(plain: LanguageModel, lm: LanguageModel, limit: int) -> dict[str, Any]:
-    found = distance(plain, lm, prompts_for(plain, SudokuTask("medium"), 16))
+def sudoku(plain: LanguageModel, lm: LanguageModel, limit: int, prompts: int) -> dict[str, Any]:
+    found = distance(plain, lm, prompts_for(plain, SudokuTask("medium"), prompts))
     for band in BANDS:
         evaluation = Evaluation(lm, SudokuTask(band), Plan(limit=limit, batch=50, seed=0))
         for _ in evaluation.run():
@@ -85,16 +88,16 @@ def sudoku(plain: LanguageModel, lm: LanguageModel, limit: int) -> dict[str, Any
     return found
 
 
-def text(plain: LanguageModel, lm: LanguageModel, limit: int) -> dict[str, Any]:
+def text(plain: LanguageModel, lm: LanguageModel, limit: int, prompts: int) -> dict[str, Any]:
     pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
     paragraphs = [p for page in pages for p in page.read_text().split("\n\n") if 200 < len(p) < 800][:limit]
     bos = lm.tokenizer.bos_id
     pairs = [TokenPair((bos or 0,), tuple(lm.tokenizer.encode(p))) for p in paragraphs]
     total = sum(found.log_prob for _, found in log_likelihoods(lm, pairs, batch=8))
     tokens = sum(len(pair.continuation) for pair in pairs)
-    prompts = [(bos or 0, *lm.tokenizer.encode(p)) for p in paragraphs[:24]]
+    some = [(bos or 0, *lm.tokenizer.encode(p)) for p in paragraphs[:prompts]]
     return {
-        **distance(plain, lm, prompts),
+        **distance(plain, lm, some),
         "tokens": tokens,
         "perplexity": round(math.exp(-total / tokens), 3),
     }
