@@ -25,7 +25,7 @@ from dgemma.canvas.slots import Part, Slot, read_slots
 from dgemma.sudoku.puzzles import held_out
 from dgemma.sudoku.tokens import BOS, PROMPT_LEN, VOCABULARY, pins, to_text
 
-STEPS = (1, 2, 4, 8)
+WAYS = ((1, 1), (1, 4), (2, 1), (4, 1), (8, 1))
 
 
 def main() -> None:
@@ -34,17 +34,20 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=150, help="in all (default: 150)")
     args = parser.parse_args()
     lm = load("bundled:sudoku", dtype="float32")
-    sudoku = {str(steps): measured(cells(lm, args.puzzles, steps)) for steps in STEPS}
+    sudoku = {
+        f"{steps} steps, {draws} draws": measured(cells(lm, args.puzzles, steps, draws))
+        for steps, draws in WAYS
+    }
     print(sudoku, flush=True)
     lm = load("bundled:text", dtype="float32")
     text = {
         "documentation_of": measured(sources(lm, args.passages, "\n\nThis is the documentation of")),
         "asked_as_a_question": measured(asked(lm, args.passages)),
     }
-    record.write("decide", {"sudoku_hard_by_steps": sudoku, "text": text})
+    record.write("decide", {"sudoku_hard": sudoku, "text": text})
 
 
-def cells(lm: LanguageModel, count: int, steps: int) -> list[list[Labelled]]:
+def cells(lm: LanguageModel, count: int, steps: int, draws: int) -> list[list[Labelled]]:
     """Of each puzzle, the probabilities of each empty cell's digits, and the right one."""
     digits = tuple(range(1, 10))
     found: list[list[Labelled]] = []
@@ -54,7 +57,7 @@ def cells(lm: LanguageModel, count: int, steps: int) -> list[list[Labelled]]:
         parts: list[Part] = []
         for _, pin in sorted(pins(puzzle.clues).items()):
             parts.append((pin,) if isinstance(pin, int) else Slot(tuple((word,) for word in pin)))
-        read = drive(read_slots(lm.workbench(seed=number), prompt, parts, steps=steps), lm._ask)
+        read = drive(read_slots(lm.workbench(seed=number), prompt, parts, steps=steps, draws=draws), lm._ask)
         empty = [cell for cell, clue in enumerate(puzzle.clues.cells) if clue == "."]
         right = [int(puzzle.solution.cells[cell]) for cell in empty]
         found.append([(p, digits.index(r)) for p, r in zip(read.probabilities, right, strict=True)])
@@ -83,7 +86,7 @@ def sources(lm: LanguageModel, count: int, question: str) -> list[list[Labelled]
     for number, (source, text) in enumerate(drawn_passages(count)):
         bench = lm.workbench(seed=number)
         prompt = bench.opening(lm.tokenizer.encode(text + question), room=bench.canvas_len)
-        read = drive(read_slots(bench, prompt, [Slot(labels), end], steps=4), lm._ask)
+        read = drive(read_slots(bench, prompt, [Slot(labels), end], steps=1, draws=4), lm._ask)
         found.append([(read.probabilities[0], names.index(source))])
     return found
 

@@ -74,6 +74,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "__init__": {"errors", "params", "events", "model", "diffusion", "canvas", "language_model"},
 }
+TORCH_FREE_ROOMS = ("text", "sudoku", "server", "canvas", "constraint")
 TORCH_FREE = [
     "errors.py", "params.py", "events.py", "given.py", "machine.py", "model/config.py", "checkpoint/hub.py",
     "checkpoint/names.py", "checkpoint/presets.py", "checkpoint/census.py", "checkpoint/source.py",
@@ -82,7 +83,7 @@ TORCH_FREE = [
     "training/stream.py", "training/sources.py", "training/records.py", "training/order.py", "__init__.py",
     "checkpoint/bundled.py", "engine/pages.py", "engine/prefix.py", "engine/memory.py", "engine/capacity.py",
     "engine/scheduler.py", "engine/service.py",
-    *(str(f.relative_to(SOURCE)) for r in ("text", "sudoku", "server", "canvas", "constraint") for f in (SOURCE / r).glob("*.py")),
+    *(str(f.relative_to(SOURCE)) for r in TORCH_FREE_ROOMS for f in (SOURCE / r).glob("*.py")),
 ]  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -44,8 +44,9 @@ class Given:
             if _is_whole(pin):
                 fixed[position] = pin  # type: ignore[assignment]
             elif isinstance(pin, Iterable) and not isinstance(pin, str | bytes):
-                words = tuple(sorted(set(pin)))
-                among[position] = words
+                words = tuple(pin)
+                # What is no token is refused by `check`, with the others.
+                among[position] = tuple(sorted(set(words))) if all(map(_is_whole, words)) else words
             else:
                 raise InputError(f"the pin of position {position} is {pin!r}; give a token or several.")
         return cls(fixed=fixed, among=among)
@@ -71,12 +72,14 @@ class Given:
                     raise InputError(
                         f"position {position} has an empty set of words; nothing could stand there."
                     )
-                wrong = next((w for w in words if not _is_whole(w) or not 0 <= w < vocab_size), None)
-                if wrong is not None:
-                    raise InputError(
-                        f"position {position} is given token {wrong!r}; "
-                        f"this vocabulary ends at {vocab_size - 1}."
-                    )
+                for word in words:
+                    if not _is_whole(word) or not 0 <= word < vocab_size:
+                        raise InputError(
+                            f"position {position} is given token {word!r}; "
+                            f"this vocabulary ends at {vocab_size - 1}."
+                        )
+                if len(set(words)) != len(words):
+                    raise InputError(f"position {position} has a word twice in its set; give each once.")
                 if kind == "among" and position in self.fixed:
                     raise InputError(
                         f"position {position} is both fixed and limited to a set; give one of them."

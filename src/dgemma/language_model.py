@@ -395,17 +395,19 @@ class LanguageModel(Doors):
         input: str | Sequence[Mapping[str, Any]],  # noqa: A002
         questions: Sequence[Question],
         *,
-        steps: int = 4,
+        steps: int = 1,
+        draws: int = 4,
         calibration: Calibration | None = None,
         preset: str | None = None,
         **options: Any,
     ) -> tuple[Decision, ...]:
         """How likely each choice of each question is, given a text or a conversation.
 
-        steps: denoise steps before the slots are read. calibration: fitted with `dgemma decide --fit`.
+        draws: canvases of noise whose probabilities are averaged. steps: denoise steps before slots are read;
+        more let questions agree with each other. calibration: fitted with `dgemma decide --fit`.
         """
         bench = self.workbench(preset, **options)
-        rounds = decide(bench, input, questions, steps=steps, calibration=calibration)
+        rounds = decide(bench, input, questions, steps=steps, draws=draws, calibration=calibration)
         return drive(rounds, self._ask).decisions
 
     def workbench(self, preset: str | None = None, **options: Any) -> Workbench:

@@ -37,7 +37,10 @@ class Calibration:
 
     def save(self, path: str | Path) -> None:
         found = {"kind": "dgemma calibration", "version": 1, **self.__dict__}
-        Path(path).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        try:
+            Path(path).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"the calibration cannot be written to {path}: {error}") from None
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
@@ -58,11 +61,15 @@ class Calibration:
             raise InputError(
                 f"{path}: temperature is {heat!r}; it must be from {1 / _HOTTEST} to {_HOTTEST}."
             )
+        told = {name: raw.get(name) for name in ("examples", "error_before", "error_after")}
+        for name, value in told.items():
+            if isinstance(value, bool) or not isinstance(value, int | float | None):
+                raise InputError(f"{path}: {name} is {value!r}; it must be a number.")
         return cls(
             temperature=float(heat),
-            examples=int(raw.get("examples") or 0),
-            error_before=raw.get("error_before"),
-            error_after=raw.get("error_after"),
+            examples=int(told["examples"] or 0),
+            error_before=told["error_before"],
+            error_after=told["error_after"],
         )
 
 

@@ -17,7 +17,8 @@ Value = str | bool
 
 MAX_QUESTIONS = 400
 MAX_CHOICES = 255
-DEFAULT_STEPS = 4
+DEFAULT_STEPS = 1
+DEFAULT_DRAWS = 4
 _ASK = "Answer each question with one of its choices, in the form `number: choice`."
 
 
@@ -89,13 +90,13 @@ class Decision:
         found: dict[str, Any] = {"type": self.question.kind, "name": self.question.name}
         if self.question.kind == "predicate":
             return {**found, "probability": self.probability}
-        if self.question.kind == "score":
-            found["score"] = self.score
-        else:
-            found["choice"] = self.choice
-        pairs = zip(self.question.choices, self.probabilities, strict=True)
+        pairs = list(zip(self.question.choices, self.probabilities, strict=True))
         found["confidence"] = self.confidence
-        return {**found, "probabilities": [{"value": c.value, "probability": p} for c, p in pairs]}
+        if self.question.kind == "score":
+            levels = [{"label": c.value, "value": n, "probability": p} for n, (c, p) in enumerate(pairs)]
+            return {**found, "score": self.score, "probabilities": levels}
+        values = [{"value": choice.value, "probability": p} for choice, p in pairs]
+        return {**found, "choice": self.choice, "probabilities": values}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +114,7 @@ def decide(
     questions: Sequence[Question],
     *,
     steps: int = DEFAULT_STEPS,
+    draws: int = DEFAULT_DRAWS,
     calibration: Calibration | None = None,
 ) -> Rounds[Decided]:
     """How likely each choice of each question is, given a text or a conversation."""
@@ -125,7 +127,7 @@ def decide(
         parts: list[Part] = []
         for number, question in canvas:
             parts += _line(bench, number, question)
-        read = yield from read_slots(bench, prompt, parts, steps=steps)
+        read = yield from read_slots(bench, prompt, parts, steps=steps, draws=draws)
         forwards += read.forwards
         cached = max([cached, *(answer.cached_tokens for answer in read.answers[:1])])
         for (_, question), probabilities in zip(canvas, read.probabilities, strict=True):

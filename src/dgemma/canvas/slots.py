@@ -1,10 +1,12 @@
 """A template on a canvas, and slots in it that are read as probabilities.
 
 A slot holds one of several labels, each a string of tokens. Where labels part, the canvas is limited to the
-words they go on with, denoised for a few steps, and read: that gives the probability of each branch, as a
-decoder that may write nothing else would have it. Labels of one token part at once, so the usual question
-takes one canvas, and all slots of a template are read on it together. Which order labels come in changes
-nothing: they are sorted before anything is computed.
+words they go on with, and read: that gives the probability of each branch, as a decoder that may write
+nothing else would have it. One canvas of noise is one opinion, so several are read and their probabilities
+averaged. More steps let the slots of a template agree with each other; they also let a slot agree with its
+own first draw, so a slot that stands alone is read after one. Labels of one token part at once, so the usual
+question takes one round. Which order labels come in changes nothing: they are sorted before anything is
+computed.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from dgemma.given import Given
 _FOLLOWED = 1e-6
 # What follows a slot that another one follows: no word, and none is needed.
 _NOTHING = -1
+_TINY = 1e-300
+_MOST = 64  # steps, or draws
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,16 @@ def template_len(parts: Sequence[Part]) -> int:
     return sum(max(map(len, part.labels)) if isinstance(part, Slot) else len(part) for part in parts)
 
 
-def read_slots(bench: Workbench, prompt: Ids, parts: Sequence[Part], *, steps: int) -> Rounds[SlotReadings]:
-    """The probability of each label of each slot, behind `prompt`, after at most `steps` steps."""
+def read_slots(
+    bench: Workbench, prompt: Ids, parts: Sequence[Part], *, steps: int, draws: int = 1
+) -> Rounds[SlotReadings]:
+    """The probability of each label of each slot, behind `prompt`, after at most `steps` steps.
+
+    draws: canvases of different noise whose probabilities are averaged.
+    """
+    for name, value in (("steps", steps), ("draws", draws)):
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+            raise InputError(f"{name} is {value!r}; it must be a whole number from 1 to {_MOST}.")
     slots = [at for at, part in enumerate(parts) if isinstance(part, Slot)]
     if template_len(parts) > bench.canvas_len:
         raise InputError(
@@ -100,16 +112,23 @@ def read_slots(bench: Workbench, prompt: Ids, parts: Sequence[Part], *, steps: i
         layouts = [_layout(bench, parts, group, best) for group in groups]
         found = yield [
             bench.write(
-                prompt, max_tokens=bench.canvas_len, given=given, max_denoising_steps=steps, temperature=0.0
+                prompt,
+                max_tokens=bench.canvas_len,
+                given=given,
+                seed=bench.seed + number,
+                max_denoising_steps=steps,
+                temperature=0.0,
             )
             for given, _ in layouts
+            for number in range(draws)
         ]
         answers += found
         open_ones = []
-        for group, (_, places), answer in zip(groups, layouts, found, strict=True):
-            told = dict(answer.watched)
+        for at, (group, (_, places)) in enumerate(zip(groups, layouts, strict=True)):
+            told = [dict(answer.watched) for answer in found[at * draws : (at + 1) * draws]]
             for branch in group:
-                open_ones += _follow(branch, dict(told[places[branch.slot]]), leaves[branch.slot])
+                opinions = [dict(one[places[branch.slot]]) for one in told]
+                open_ones += _follow(branch, _mean(opinions), leaves[branch.slot])
         best = {at: _likeliest(leaves[at], [b for b in open_ones if b.slot == at]) for at in slots}
         is_first = False
     return SlotReadings(
@@ -167,6 +186,15 @@ def _layout(
         fixed.pop(position, None)
     watch = {position: among[position] for position in places.values()}
     return Given(fixed=fixed, among=among, watch=watch), places
+
+
+def _mean(opinions: Sequence[dict[int, float]]) -> dict[int, float]:
+    """The logarithm of the mean probability of each word."""
+    found: dict[int, float] = {}
+    for word in opinions[0]:
+        share = math.fsum(math.exp(one[word]) for one in opinions) / len(opinions)
+        found[word] = math.log(max(share, _TINY))
+    return found
 
 
 def _follow(branch: _Branch, log_probs: dict[int, float], leaves: dict[Ids, float]) -> list[_Branch]:

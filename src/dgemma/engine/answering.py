@@ -53,6 +53,7 @@ class Answering:
     past: RowPast | None = None  # gathered for the running canvas
     steps: int = 0  # taken on the running canvas
     look: Look | None = None  # the last one at the running canvas
+    refines: bool = True  # False: its last canvas was fixed as a whole, or there is none
     laps: dict[str, float] = field(default_factory=dict)  # seconds by phase
     first_commit_s: float = 0.0
 

@@ -6,6 +6,7 @@ one request ends that request: a computation that fails for several is tried aga
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +27,12 @@ from dgemma.engine.scheduler import COMMIT, DENOISE, Entry, Limits, Scheduler, W
 from dgemma.engine.service import EngineRequest, EngineStats, Failed
 from dgemma.engine.slots import Slots
 from dgemma.errors import InputError, suggestion
-from dgemma.events import Event
+from dgemma.events import Event, LogProbs
 from dgemma.generation.cost import cheaper_decode
 from dgemma.generation.job import check_prompt, most_tokens
 from dgemma.generation.parts import pins_of, sampler_for
 from dgemma.generation.writer import AnswerWriter
+from dgemma.given import Given
 from dgemma.model.row_contexts import RowPast
 from dgemma.model.stack import Stack
 from dgemma.text.tokenizer import Tokenizer
@@ -170,6 +172,7 @@ class Engine:
             decode=decode,
             arrived=now,
             canvas_len=self._config.canvas_len,
+            refines=decode == "diffuse",
             context=list(request.prompt),
         )
         return number
@@ -217,6 +220,8 @@ class Engine:
             raise InputError(f"adapter is {request.adapter!r}{suggestion(str(request.adapter), known)}")
         check_prompt(request.prompt, self._config.vocab_size)
         if request.score_from is not None:
+            if request.given:
+                raise InputError("a request that scores writes nothing: nothing can be given of its answer.")
             return "score", 0, self._scored_len(request.prompt, request.score_from)
         max_tokens = most_tokens(self._config, len(request.prompt), request.params.max_tokens)
         decode: str = request.params.decode
@@ -233,7 +238,7 @@ class Engine:
         return decode, max_tokens, len(request.prompt) + read
 
     def _scored_len(self, prompt: Sequence[int], score_from: int) -> int:
-        if not 1 <= score_from < len(prompt):
+        if type(score_from) is not int or not 1 <= score_from < len(prompt):
             raise InputError(
                 f"score_from is {score_from} for a prompt of {len(prompt)} tokens; it must be from 1 to "
                 f"{len(prompt) - 1}: what is scored stands behind something."
@@ -278,7 +283,7 @@ class Engine:
                 canvas = self._store.read(holding, room=self._config.canvas_len, gap=len(tokens))
                 place = place_at([one.writer.seed], [one.writer.canvas], [0], self._device)
                 noise = random_tokens(place, Use.OPEN, self._config.canvas_len, self._config.vocab_size)
-                one.pins = self._pins(one)
+                one.pins, one.refines = self._pins(one), True
                 noise = noise if one.pins is None else one.pins.open(noise)
                 self._slots.write([work.slot], open_canvas(noise), None)
                 pasts[work.slot] = canvas
@@ -312,6 +317,7 @@ class Engine:
         if not over or not one.is_diffuse:
             return encoded.hidden[-1:] if over and one.is_causal else None
         if not one.has_free:  # nothing to find out: as if a look had shown it
+            one.refines = False
             self._settle(one, self._given_canvas(one), steps=0)
             return None
         one.past = computed.past
@@ -341,7 +347,10 @@ class Engine:
     def _settle(self, one: Answering, guess: list[int], *, steps: int, look: Look | None = None) -> None:
         """A canvas or token is final: perhaps the end, else it joins the context."""
         one.past = None
-        logprobs, watched = (None, ()) if look is None else (look.logprobs(), look.watched)
+        logprobs: list[LogProbs] | None = [((token, 0.0),) for token in guess]  # fixed, so certain
+        watched = _certain(one.request.given, one)
+        if look is not None:
+            logprobs, watched = look.logprobs(), look.watched
         self._say(one, one.writer.commit(guess, steps=steps, logprobs=logprobs, watched=watched))
         one.first_commit_s = one.first_commit_s or self._clock() - one.arrived
         if one.writer.reason is not None:
@@ -397,7 +406,7 @@ class Engine:
         if work is None:
             return
         read = work.stop - work.start
-        refines = work.phase is DENOISE or (work.is_last and one.is_diffuse)
+        refines = work.phase is DENOISE or (work.is_last and one.refines)
         refined = self._config.canvas_len if refines else 0
         for phase, tokens in ((work.phase.name, read), (DENOISE.name, refined)):
             one.laps[phase] = one.laps.get(phase, 0.0) + seconds * tokens / (read + refined)
@@ -441,6 +450,17 @@ class Engine:
         except Exception as error:
             self._fail(one, error)
             return None
+
+
+def _certain(given: Given | None, one: Answering) -> tuple[tuple[int, LogProbs], ...]:
+    """What was to be told of a canvas that is fixed as a whole."""
+    begin = len(one.writer.tokens)
+    watched = {} if given is None else given.watch
+    return tuple(
+        (at - begin, tuple((word, 0.0 if word == given.fixed[at] else -math.inf) for word in words))
+        for at, words in sorted(watched.items())
+        if given is not None and begin <= at < begin + one.canvas_len and at in given.fixed
+    )
 
 
 def _alike(items: Sequence[Item], key: Callable[[Item], Hashable]) -> Iterator[list[Item]]:
