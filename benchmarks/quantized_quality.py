@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,19 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--prompts", type=int, default=24, help="whose canvases are compared")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of activations")
+    parser.add_argument("--only", choices=("sudoku", "text"), help="one of the models")
     args = parser.parse_args()
     findings: dict[str, Any] = {"limit": args.limit, "prompts": args.prompts, "dtype": args.dtype}
     with tempfile.TemporaryDirectory() as made:
         for which, measure in (("sudoku", sudoku), ("text", text)):
+            if args.only not in (None, which):
+                continue
             findings[which] = {}
             models = make_models(Path(made), which, args.dtype)
             for name, lm in models.items():
                 findings[which][name] = measure(models["plain"], lm, args.limit, args.prompts)
                 print(which, name, findings[which][name], flush=True)
-    record.write("quantized_quality", findings)
+    record.write("quantized_quality", findings, f"-{args.only}" if args.only else "")
 
 
 def make_models(directory: Path, which: str, dtype: str) -> dict[str, LanguageModel]:
@@ -88,9 +92,14 @@ def sudoku(plain: LanguageModel, lm: LanguageModel, limit: int, prompts: int) ->
     return found
 
 
-def text(plain: LanguageModel, lm: LanguageModel, limit: int, prompts: int) -> dict[str, Any]:
+@cache  # of one run: pages may change while it is under way
+def own_paragraphs() -> list[str]:
     pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
-    paragraphs = [p for page in pages for p in page.read_text().split("\n\n") if 200 < len(p) < 800][:limit]
+    return [p for page in pages for p in page.read_text().split("\n\n") if 200 < len(p) < 800]
+
+
+def text(plain: LanguageModel, lm: LanguageModel, limit: int, prompts: int) -> dict[str, Any]:
+    paragraphs = own_paragraphs()[:limit]
     bos = lm.tokenizer.bos_id
     pairs = [TokenPair((bos or 0,), tuple(lm.tokenizer.encode(p))) for p in paragraphs]
     total = sum(found.log_prob for _, found in log_likelihoods(lm, pairs, batch=8))
