@@ -13,8 +13,11 @@ from dgemma import __version__
 from dgemma.cli import (
     bench,
     chat,
+    decide,
     doctor,
+    edit,
     eval,  # noqa: A004
+    fill,
     generate,
     info,
     merge,
@@ -30,8 +33,8 @@ from dgemma.cli import (
 from dgemma.errors import DgemmaError, suggestion
 
 COMMANDS = (
-    generate, chat, solve, serve, run_batch, train, eval, merge, quantize, info, new, pull, bench, doctor,
-    selfcheck, )  # fmt: skip
+    generate, chat, fill, edit, decide, solve, serve, run_batch, train, eval, merge, quantize, info, new,
+    pull, bench, doctor, selfcheck, )  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):

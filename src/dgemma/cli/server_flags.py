@@ -6,8 +6,10 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
+from dgemma.canvas.calibration import Calibration
 from dgemma.cli.served_model import LoadOptions
 from dgemma.errors import InputError, suggestion
 from dgemma.server.settings import Adapter, Settings
@@ -34,6 +36,12 @@ class Flag:
         return "DGEMMA_" + self.name.removeprefix("--").replace("-", "_").upper()
 
 
+def _calibration(text: str) -> Path:
+    """Read here: before a large model is loaded for nothing."""
+    Calibration.load(text)
+    return Path(text)
+
+
 SERVER_FLAGS = (
     Flag("--host", "host", str, "ADDRESS", "where to listen; the default is this machine only"),
     Flag("--port", "port", int, "N", "0: any free one, which the log names"),
@@ -43,6 +51,8 @@ SERVER_FLAGS = (
          unset="the last part of MODEL", in_batch=True),
     Flag("--adapter", "adapters", Adapter.parse, "NAME=PATH", "a LoRA adapter by its name; may be repeated",
          is_list=True, unset="none", in_batch=True),
+    Flag("--calibration", "calibration", _calibration, "FILE", "of decisions, made by dgemma decide --fit",
+         unset="none", in_batch=True),
     Flag("--max-model-len", "max_model_len", int, "N", "tokens of prompt and answer",
          unset="the checkpoint's", in_batch=True),
     Flag("--memory-fraction", "memory_fraction", float, "F", "of the memory to use", in_batch=True),
