@@ -6,9 +6,10 @@ import asyncio
 import codecs
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dgemma.canvas.workbench import Workbench
 from dgemma.engine.service import (
     Accepted,
     BusyError,
@@ -24,14 +25,18 @@ from dgemma.params import GenerationParams
 from dgemma.server.text import TokenPiece
 from dgemma.text.json_value import JsonReader
 from dgemma.text.messages import read_messages
+from dgemma.text.piece_table import PieceTable
 from dgemma.text.stop_strings import StopStrings
 from dgemma.text.tools import read_tools
+from text.bundled import TEMPLATE, TOKENIZER
 
 # Tokens below 256 are bytes; above them stand the controls.
 BOS, TURN, END, THINK, TOOL = range(256, 261)
 CONTROLS = {BOS: "<bos>", TURN: "<|turn>", END: "<turn|>", THINK: "<|think|>", TOOL: "<|tool>"}
 VOCAB_SIZE = 261
 CANVAS_LEN = 16
+PIECES = PieceTable(TOKENIZER)
+WORDS = tuple(id_ for id_ in range(TOKENIZER.vocab_size) if PIECES.text_of(id_))
 
 
 class FakeText:
@@ -61,6 +66,23 @@ class FakeText:
             return TokenPiece(text=CONTROLS[token], raw=None)
         raw = bytes([token])
         return TokenPiece(text=raw.decode(errors="replace"), raw=raw)
+
+    def workbench(
+        self, served: ServedModel, *, params: GenerationParams, seed: int, adapter: str | None, id_: str
+    ) -> Workbench:
+        """On the bundled tokenizer: work on canvases is more than bytes."""
+        return Workbench(
+            tokenizer=TOKENIZER,
+            template=TEMPLATE,
+            pieces=PIECES,
+            canvas_len=served.canvas_len,
+            max_positions=served.max_positions,
+            vocab_size=served.vocab_size,
+            params=params,
+            seed=seed,
+            adapter=adapter,
+            id=id_,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +114,55 @@ def by_seed(request: EngineRequest) -> Script:
     return Script(text=answer_text(request.seed, request.prompt), turns=request.seed % 7)
 
 
+def worked(request: EngineRequest, script: Script) -> Answer:
+    """The answer to a part of a fill, an edit or a decision: as likely as a hash of it all would have it."""
+    given, start = request.given, request.score_from
+
+    asked = hashlib.sha256(f"{request.seed} {request.prompt} {request.adapter}".encode())
+
+    def drawn(*what: object) -> int:
+        found = asked.copy()
+        found.update(repr(what).encode())
+        return int.from_bytes(found.digest()[:4], "big")
+
+    def log_prob(*what: object) -> float:
+        return -0.1 - drawn(*what) % 997 / 100
+
+    if given is None:
+        return Answer(
+            text="",
+            tokens=(),
+            finish_reason=FinishReason.STOP,
+            seed=request.seed,
+            decode="score",
+            cached_tokens=script.cached_tokens,
+            scores=tuple(log_prob(at) for at in range(start or 0, len(request.prompt))),
+        )
+    count = request.params.logprobs
+    tokens: list[int] = []
+    for at in range(request.params.max_tokens or 0):
+        words = (given.fixed[at],) if at in given.fixed else given.among.get(at, WORDS)
+        tokens.append(words[drawn(at) % len(words)])
+    return Answer(
+        text=TOKENIZER.decode(tokens),
+        tokens=tuple(tokens),
+        finish_reason=FinishReason.LENGTH,
+        seed=request.seed,
+        decode="diffuse",
+        steps=(script.steps,),
+        cached_tokens=script.cached_tokens,
+        logprobs=tuple(
+            tuple((WORDS[(token + rank) % len(WORDS)], log_prob(at) - rank) for rank in range(count))
+            for at, token in enumerate(tokens)
+        )
+        if count
+        else None,
+        watched=tuple(
+            (at, tuple((word, log_prob(at, word)) for word in words)) for at, words in given.watch.items()
+        ),
+    )
+
+
 class FakeEngine:
     """Writes what its script says, in canvases of sixteen bytes."""
 
@@ -108,6 +179,7 @@ class FakeEngine:
         self.cancelled: list[str] = []
         self.finished: list[str] = []
         self.running = 0
+        self.most_running = 0
         self.busy_for_s: float | None = None
         self.busy_after: int | None = None  # so many requests are taken, then none
         self.is_draining = False
@@ -154,12 +226,25 @@ class FakeEngine:
             raise BusyError("the queue is full", retry_after_s=self.busy_for_s or 0.2)
         script = self._script if isinstance(self._script, Script) else self._script(request)
         self.running += 1
+        self.most_running = max(self.most_running, self.running)
         writer = _Writer(request, script)
         is_finished = False
+        is_work = request.given is not None or request.score_from is not None
         try:
             if not script.accepts:
                 await asyncio.sleep(3600)
             yield Accepted()
+            if is_work and script.fails_at is not None:
+                raise script.error
+            is_late = is_work and script.holds_at is not None and await _held(request.params.deadline_s)
+            if is_work:
+                await asyncio.sleep(script.delay_s)
+                await _turn(script.turns)
+                answer = worked(request, script)
+                is_finished = True
+                late = replace(answer, finish_reason=FinishReason.DEADLINE)
+                yield Finish(row=0, answer=late if is_late else answer)
+                return
             for canvas in writer.canvases():
                 for draft in writer.drafts(canvas) if request.drafts else ():
                     await _turn(script.turns)

@@ -23,6 +23,7 @@ from dgemma.server.batch_requests import BatchRequests
 from dgemma.server.batch_results import BatchResult, BatchResults
 from dgemma.server.settings import Settings
 from dgemma.server.state import ServerState
+from server.canvas_bodies import DECIDE, DECIDE_BY_NAME, DECISIONS, EDIT, EDIT_ASKED, FIM, GAP
 from server.fake_engine import FakeEngine, FakeText, Script, by_seed
 from server.served import CHAT, COMPLETIONS, HELLO, ONCE, app_of, ask, run
 
@@ -103,6 +104,11 @@ def without_chance(body: Any) -> Any:
         (COMPLETIONS, {}),
         (COMPLETIONS, {**ONCE, "stream": "yes"}),
         (COMPLETIONS, {**ONCE, "diffusing": True}),
+        (COMPLETIONS, {**GAP, "n": 2}),
+        (FIM, GAP),
+        (EDIT, {**EDIT_ASKED, "seed": 7}),
+        (DECISIONS, DECIDE),
+        (DECISIONS, {**DECIDE_BY_NAME, "state": 3}),
     ],
 )
 def test_a_body_means_what_it_means_over_http(url: str, body: dict[str, Any], tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from dgemma.server.chat_request import ChatRequest
-from dgemma.server.completion_request import CompletionRequest
 from dgemma.server.fields import NEUTRAL, UNSUPPORTED_IN_CHAT, UNSUPPORTED_IN_COMPLETIONS
+from dgemma.server.openapi import REQUESTS
 from server.fake_engine import FakeEngine
 from server.served import CHAT, COMPLETIONS, HELLO, ONCE, WEATHER, app_of, error_of, post
 
@@ -261,6 +260,6 @@ def test_extra_params_of_mercurys_client_are_fields_like_others() -> None:
 
 def test_the_documented_table_names_every_field() -> None:
     page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
-    fields = {*ChatRequest.model_fields, *CompletionRequest.model_fields, "extra_body"}
-    for name in fields | UNSUPPORTED_IN_CHAT.keys() | UNSUPPORTED_IN_COMPLETIONS.keys():
-        assert f"`{name}`" in page, name
+    for kind, unsupported in REQUESTS.items():
+        for name in (*kind.model_fields, *unsupported, "extra_body"):
+            assert f"`{name}`" in page, name

@@ -15,6 +15,19 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from server.canvas_bodies import (
+    DECIDE,
+    DECIDE_BY_NAME,
+    DECISIONS,
+    EDIT,
+    EDIT_ASKED,
+    FIM,
+    GAP,
+    INFILL,
+    SYSTEM_ONE,
+    VIM_READS_AHEAD,
+    VSCODE,
+)
 from server.fake_engine import FakeEngine, Script
 from server.raw_client import RawClient
 from server.served import CHAT, COMPLETIONS, HELLO, ONCE, WEATHER, app_of
@@ -104,6 +117,53 @@ def test_mutated_chats_never_give_a_5xx(changes: dict[str, Any]) -> None:
 @given(changes)
 def test_mutated_completions_never_give_a_5xx(changes: dict[str, Any]) -> None:
     check(COMPLETIONS, json.dumps({**ONCE, **changes}).encode())
+
+
+# Fill, edit and decide: wrong values at the top, and anywhere inside.
+WORKS: list[tuple[str, dict[str, Any]]] = [
+    (COMPLETIONS, {**GAP, "max_tokens": 2}),
+    (FIM, {**GAP, "max_tokens": 2}),
+    (INFILL, {**VSCODE, "n_predict": 2}),
+    (INFILL, VIM_READS_AHEAD),
+    (EDIT, EDIT_ASKED),
+    (DECISIONS, DECIDE),
+    (DECISIONS, DECIDE_BY_NAME),
+    (SYSTEM_ONE, DECIDE_BY_NAME),
+]
+OF_WORKS = sorted({*FIELDS, *(name for _, body in WORKS for name in body), "response_fields", "n_predict"})
+TAGS = ("<|code_to_edit|>", "<|/code_to_edit|>", "<|cursor|>", "<|current_file_content|>", "<turn|>", "a\n")
+tagged = st.lists(st.sampled_from(TAGS), max_size=7).map("".join)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The ways to all values within a value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inner for place in places(item, (*path, key)))]
+
+
+def with_value(body: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    changed = dict(body) if isinstance(body, dict) else list(body)
+    changed[path[0]] = with_value(body[path[0]], path[1:], value)
+    return changed
+
+
+@bounded
+@given(st.sampled_from(WORKS), st.data())
+def test_mutated_work_never_gives_a_5xx(work: tuple[str, dict[str, Any]], data: st.DataObject) -> None:
+    path, body = work
+    if data.draw(st.booleans()):
+        body = {**body, **data.draw(st.dictionaries(st.sampled_from(OF_WORKS), anything, max_size=2))}
+    where = data.draw(st.sampled_from(places(body)[1:]))
+    check(path, json.dumps(with_value(body, where, data.draw(anything | tagged))).encode())
+
+
+@bounded
+@given(tagged)
+def test_messages_of_tags_never_give_a_5xx(content: str) -> None:
+    message = {"role": "user", "content": content}
+    check(EDIT, json.dumps({"model": "dgemma", "messages": [message]}).encode())
 
 
 @bounded

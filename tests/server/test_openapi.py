@@ -9,6 +9,19 @@ import pytest
 from dgemma.server.fields import UNSUPPORTED_IN_CHAT
 from dgemma.server.openapi import GENERATING_ERRORS
 from dgemma.server.replies import ChatChunk, ChatCompletion, Completion, ErrorReply, ModelList
+from dgemma.server.work_replies import Decision, EditCompletion, Infill, InfillChunk, NamedDecision
+from server.canvas_bodies import (
+    DECIDE,
+    DECIDE_BY_NAME,
+    DECISIONS,
+    EDIT,
+    EDIT_ASKED,
+    FIM,
+    GAP,
+    INFILL,
+    SYSTEM_ONE,
+    VSCODE,
+)
 from server.fake_engine import FakeEngine
 from server.served import CHAT, COMPLETIONS, HELLO, ONCE, app_of, ask, events_of, post
 
@@ -26,10 +39,12 @@ def schema_of(**settings: Any) -> dict[str, Any]:
 
 def test_every_endpoint_is_described_with_its_errors() -> None:
     schema = schema_of()
-    assert set(schema["paths"]) == {
-        CHAT, COMPLETIONS, "/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics",
-    }  # fmt: skip
-    for path in (CHAT, COMPLETIONS):
+    asking = {CHAT, COMPLETIONS, FIM, INFILL, EDIT, DECISIONS, SYSTEM_ONE}
+    watching = {"/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics"}
+    assert set(schema["paths"]) == asking | watching
+    names = [operation["operationId"] for path in schema["paths"].values() for operation in path.values()]
+    assert len(set(names)) == len(names)
+    for path in asking:
         responses = schema["paths"][path]["post"]["responses"]
         assert set(responses) == {"200", *(str(status) for status in GENERATING_ERRORS if status != 401)}
     for operations in schema["paths"].values():
@@ -80,3 +95,33 @@ def test_replies_are_what_they_are_said_to_be(more: dict[str, Any]) -> None:
     Completion.model_validate_json(post(app, COMPLETIONS, {**ONCE, "logprobs": 3}).content, strict=True)
     ModelList.model_validate_json(ask(app, "GET", "/v1/models").content, strict=True)
     ErrorReply.model_validate_json(post(app, CHAT, {}).content, strict=True)
+
+
+def test_replies_of_work_are_what_they_are_said_to_be() -> None:
+    app = app_of()
+    infill = {**VSCODE, "n_predict": 4}
+    for path, body, kind in (
+        (COMPLETIONS, GAP, Completion),
+        (FIM, GAP, Completion),
+        (INFILL, infill, Infill),
+        (EDIT, EDIT_ASKED, EditCompletion),
+        (DECISIONS, DECIDE, Decision),
+        (DECISIONS, DECIDE_BY_NAME, NamedDecision),
+        (SYSTEM_ONE, DECIDE_BY_NAME, NamedDecision),
+    ):
+        kind.model_validate_json(post(app, path, body).content, strict=True)
+    for chunk in events_of(post(app, FIM, {**GAP, "stream": True})):
+        Completion.model_validate(chunk, strict=True)
+    first, last = post(app, INFILL, {**infill, "stream": True}).text.strip().split("\n\n")
+    InfillChunk.model_validate_json(first.removeprefix("data: "), strict=True)
+    Infill.model_validate_json(last.removeprefix("data: "), strict=True)
+
+
+def test_requests_of_work_know_this_servers_limits_and_what_they_cannot_have() -> None:
+    schemas = schema_of()["components"]["schemas"]
+    assert schemas["InfillRequest"]["properties"]["model"]["enum"] == ["dgemma", "sums", "", None]
+    assert schemas["EditRequest"]["properties"]["stream"]["enum"] == [False, None]
+    assert schemas["DecisionRequest"]["required"] == ["model", "input", "questions"]
+    assert schemas["StateRequest"]["properties"]["questions"]["maxProperties"] == 400
+    for name in ("InfillRequest", "EditRequest", "DecisionRequest", "StateRequest", "FimRequest"):
+        assert schemas[name]["additionalProperties"] is False

@@ -10,8 +10,8 @@ from pathlib import Path
 from server.real_server import serving, write_adapters, write_model
 
 KEY = "a-key"
-# One short canvas per answer, so that hundreds of answers take seconds.
-LIMITS = ("--max-model-len", "64", "--max-choices", "2", "--request-timeout", "2")
+# One short canvas per answer, and gaps that end when their time is up: hundreds of answers take seconds.
+LIMITS = ("--max-model-len", "64", "--max-choices", "2", "--request-timeout", "0.1")
 # What has the described form may still be unanswerable: a chat that ends with the assistant's turn.
 NOT_CHECKED = "positive_data_acceptance"
 

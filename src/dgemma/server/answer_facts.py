@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from dgemma.events import Answer, FinishReason, ToolCall
 from dgemma.events import Draft as DraftEvent
@@ -17,6 +18,7 @@ from dgemma.server.replies import (
     Usage,
     said,
 )
+from dgemma.server.work import Done
 
 
 def usage_of(plan: Plan, answers: Sequence[Answer]) -> Usage:
@@ -33,6 +35,21 @@ def usage_of(plan: Plan, answers: Sequence[Answer]) -> Usage:
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
         denoising_steps=sum(sum(answer.steps) for answer in answers),
         canvases=sum(len(answer.steps) for answer in answers),
+        tokens_per_forward=round(completion_tokens / forwards, 3) if forwards else 0.0,
+    )
+
+
+def usage_of_work(done: Sequence[Done[Any]], prompt_tokens: int, completion_tokens: int) -> Usage:
+    """The same of fill and edit, all of whose choices have one prompt, which the first one read."""
+    forwards = sum(one.tally.forwards for one in done)
+    cached = (done[0].tally.cached_tokens or 0) if done else 0
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=min(cached, prompt_tokens)),
+        denoising_steps=forwards,
+        canvases=sum(one.tally.canvases for one in done),
         tokens_per_forward=round(completion_tokens / forwards, 3) if forwards else 0.0,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,9 @@ from starlette.responses import Response
 from dgemma import __version__
 from dgemma.engine.service import EngineService
 from dgemma.errors import DgemmaError
-from dgemma.server import chat, completions, health, models, openapi
+from dgemma.server import chat, completions, decisions, edit, fim, health, infill, models, openapi
 from dgemma.server.api_error import ApiError, error_response
+from dgemma.server.asked import Form
 from dgemma.server.front_door import FrontDoor
 from dgemma.server.generating import GeneratedResponse
 from dgemma.server.metrics import CONTENT_TYPE
@@ -40,25 +42,46 @@ def create_app(settings: Settings, engine: EngineService, text: TextService) -> 
 
 
 def _add_generating(app: FastAPI, state: ServerState) -> None:
-    @app.post(
+    generated, whole = openapi.generated, openapi.whole
+    add = partial(_add_form, app, state)
+    add(
         chat.PATH,
-        summary="Answer a conversation",
-        response_class=Response,
-        responses=openapi.generated("ChatCompletion", "ChatChunk"),
-        openapi_extra=openapi.request_body("ChatRequest"),
+        chat.CHAT,
+        "Answer a conversation",
+        ["ChatRequest"],
+        generated("ChatCompletion", "ChatChunk"),
     )
-    async def chat_completions() -> Response:
-        return GeneratedResponse(state, chat.CHAT)
+    completed = generated("Completion", "Completion")
+    add(completions.PATH, completions.COMPLETIONS, "Continue a text", ["CompletionRequest"], completed)
+    add(fim.PATH, fim.FIM, "Fill a gap, as Mercury does", ["FimRequest"], completed)
+    infilled = generated("Infill", "InfillChunk", "InfillParts", ends="a chunk whose stop is true")
+    add(infill.PATH, infill.INFILL, "Fill a gap, as llama.cpp does", ["InfillRequest"], infilled)
+    add(edit.PATH, edit.EDIT, "Rewrite a region", ["EditRequest"], whole("EditCompletion"))
+    both = ["DecisionRequest", "StateRequest"]
+    decided, named = whole("Decision", "NamedDecision"), whole("NamedDecision")
+    add(decisions.PATH, decisions.DECISIONS, "Answer questions with probabilities", both, decided)
+    add(decisions.SYSTEM_ONE_PATH, decisions.SYSTEM_ONE, "The same of a state", ["StateRequest"], named)
 
+
+def _add_form(
+    app: FastAPI,
+    state: ServerState,
+    path: str,
+    form: Form,
+    summary: str,
+    requests: list[str],
+    responses: Mapping[int | str, dict[str, Any]],
+) -> None:
     @app.post(
-        completions.PATH,
-        summary="Continue a text",
+        path,
+        summary=summary,
+        operation_id=path.strip("/").replace("/", "_"),
         response_class=Response,
-        responses=openapi.generated("Completion", "Completion"),
-        openapi_extra=openapi.request_body("CompletionRequest"),
+        responses=dict(responses),
+        openapi_extra=openapi.request_body(*requests),
     )
-    async def text_completions() -> Response:
-        return GeneratedResponse(state, completions.COMPLETIONS)
+    async def answered() -> Response:
+        return GeneratedResponse(state, form)
 
 
 def _add_reading(app: FastAPI, state: ServerState) -> None:

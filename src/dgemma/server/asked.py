@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,11 +11,14 @@ from typing import Any, Protocol
 from dgemma.engine.service import EngineEvent
 from dgemma.events import Answer, Commit, Finish
 from dgemma.server.answers import all_of, open_answers
+from dgemma.server.asked_work import AskedWork
 from dgemma.server.plan import Plan, Planner
 from dgemma.server.record import RequestRecord
 from dgemma.server.replies import Reply
+from dgemma.server.sse import DONE
 from dgemma.server.state import ServerState
 from dgemma.server.text import TextService
+from dgemma.server.work import AnyWorkPlan
 
 
 class Writer(Protocol):
@@ -31,9 +34,10 @@ class Writer(Protocol):
 class Form:
     """What one endpoint does in its own way."""
 
-    plan: Callable[[Planner, Mapping[str, Any]], Plan]  # from a body; works on text
-    writer: Callable[[Plan, TextService], Writer]
-    prompt_field: str
+    plan: Callable[[Planner, Mapping[str, Any]], Plan | AnyWorkPlan]  # from a body; works on text
+    prompt_fields: tuple[str, ...]  # what of a body is the prompt, for a log that may hold it
+    writer: Callable[[Plan, TextService], Writer] | None = None  # None: all it plans is work in rounds
+    end_of_stream: bytes = DONE
 
 
 @dataclass
@@ -66,6 +70,22 @@ class Asked:
                 pass
         return self.writer.whole(self.answers)
 
+    @asynccontextmanager
+    async def replies(self) -> AsyncIterator[AsyncGenerator[Reply, None]]:
+        """The replies of a stream. Entered when the engine has accepted all."""
+        async with self.events() as events:
+            yield self._replies(events)
+
+    async def _replies(self, events: AsyncIterator[tuple[int, EngineEvent]]) -> AsyncGenerator[Reply, None]:
+        for reply in self.writer.opening():
+            yield reply
+        async for index, event in events:
+            for reply in self.writer.chunks(index, event):
+                yield reply
+        answers = self.answers
+        if self.plan.include_usage:
+            yield self.writer.usage_chunk(answers)
+
     async def _noted(
         self, events: AsyncIterator[tuple[int, EngineEvent]]
     ) -> AsyncIterator[tuple[int, EngineEvent]]:
@@ -89,14 +109,20 @@ class Asked:
             yield index, event
 
 
-async def read_asked(state: ServerState, form: Form, body: Mapping[str, Any], record: RequestRecord) -> Asked:
+async def read_asked(
+    state: ServerState, form: Form, body: Mapping[str, Any], record: RequestRecord
+) -> Asked | AskedWork:
     """What a body asks for, or the first thing that is wrong with it."""
     plan = await asyncio.to_thread(form.plan, state.planner, body)
     record.model = plan.model
     record.stream = plan.stream
-    record.choices = len(plan.requests)
+    record.choices = plan.num_choices
+    if state.settings.log_text:
+        prompts = [body[name] for name in form.prompt_fields if name in body]
+        record.texts["prompt"] = prompts[0] if len(prompts) == 1 else prompts
+    if not isinstance(plan, Plan):
+        return AskedWork(state, record, plan)
     record.prompt_tokens = sum(map(len, plan.prompts))
     state.metrics.prompt_tokens.add(record.prompt_tokens)
-    if state.settings.log_text:
-        record.texts["prompt"] = body.get(form.prompt_field)
+    assert form.writer is not None
     return Asked(state, record, plan, form.writer(plan, state.text))

@@ -10,12 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from dgemma.errors import InputError, suggestion
-from dgemma.server import chat, completions
+from dgemma.server import chat, completions, decisions, edit, fim
 from dgemma.server.api_error import ApiError, shown
 from dgemma.server.asked import Form
 from dgemma.server.body import strict_object
 
-FORMS: dict[str, Form] = {chat.PATH: chat.CHAT, completions.PATH: completions.COMPLETIONS}
+FORMS: dict[str, Form] = {
+    chat.PATH: chat.CHAT,
+    completions.PATH: completions.COMPLETIONS,
+    fim.PATH: fim.FIM,
+    edit.PATH: edit.EDIT,
+    decisions.PATH: decisions.DECISIONS,
+}
 _FIELDS = ("custom_id", "method", "url", "body")
 
 

@@ -17,4 +17,4 @@ def _plan(planner: Planner, body: Mapping[str, Any]) -> Plan:
     return planner.plan_chat(read_chat_request(body))
 
 
-CHAT = Form(plan=_plan, writer=ChatWriter, prompt_field="messages")
+CHAT = Form(plan=_plan, writer=ChatWriter, prompt_fields=("messages",))

@@ -33,6 +33,9 @@ class CompletionRequest(GenerationFields):
         description="Text, or token ids, which are taken as they are; or a list of these.",
         examples=["Once upon a time"],
     )
+    suffix: str | None = Field(
+        None, description="The text behind a gap, of which prompt is the text before; empty: no gap."
+    )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     @property

@@ -24,7 +24,6 @@ class Unsupported:
 
 
 _PENALTY = Unsupported("all words of a canvas are written at once, so none comes before another", (0,))
-_NO_FILLING = "the text before and after a gap is not taken yet"
 UNSUPPORTED_BY_ALL: dict[str, Unsupported] = {
     "frequency_penalty": _PENALTY,
     "presence_penalty": _PENALTY,
@@ -52,7 +51,33 @@ UNSUPPORTED_IN_COMPLETIONS: dict[str, Unsupported] = {
     **UNSUPPORTED_BY_ALL,
     "best_of": Unsupported("all answers are returned, see n", (1,)),
     "echo": Unsupported("the caller has the prompt", (False,)),
-    "suffix": Unsupported(_NO_FILLING, ("",)),
+}
+UNSUPPORTED_IN_FIM: dict[str, Unsupported] = {
+    **UNSUPPORTED_IN_COMPLETIONS,
+    "repetition_penalty": Unsupported(_PENALTY.why, (1,)),
+}
+_WHOLE_ONLY = Unsupported("the answer comes whole", (False,))
+UNSUPPORTED_IN_EDIT: dict[str, Unsupported] = {
+    **UNSUPPORTED_BY_ALL,
+    "n": Unsupported("there is one rewritten region", (1,)),
+    "stop": Unsupported("the region is rewritten as a whole", ([],)),
+    "stream": _WHOLE_ONLY,
+}
+UNSUPPORTED_IN_INFILL: dict[str, Unsupported] = {
+    **UNSUPPORTED_BY_ALL,
+    "grammar": Unsupported("the form of an answer cannot be promised yet", ("",)),
+    "json_schema": Unsupported("the form of an answer cannot be promised yet"),
+    "lora": Unsupported("an adapter is asked for by its name, as model", ([],)),
+    "min_p": Unsupported("top_k and top_p are what limits the choice of words", (0,)),
+    "n_probs": Unsupported("log-probabilities are not told here", (0,)),
+    "repeat_penalty": Unsupported(_PENALTY.why, (1,)),
+}
+_CACHE_MODES: tuple[dict[str, str], ...] = (
+    {}, {"mode": "implicit"}, {"ttl": "30m"}, {"mode": "implicit", "ttl": "30m"},
+)  # fmt: skip
+UNSUPPORTED_IN_DECISIONS: dict[str, Unsupported] = {
+    "prompt_cache_options": Unsupported("what was read is kept as memory allows", _CACHE_MODES),
+    "stream": _WHOLE_ONLY,
 }
 # Accepted, checked for their type, and without any effect on the answer.
 NEUTRAL = ("user", "metadata", "safety_identifier", "prompt_cache_key")

@@ -6,7 +6,7 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dgemma.server import chat, completions, health, models
+from dgemma.server import chat, completions, decisions, edit, fim, health, infill, models
 from dgemma.server.api_error import draining, error_response
 from dgemma.server.keys import ApiKeys
 from dgemma.server.log import log_request
@@ -14,8 +14,8 @@ from dgemma.server.record import CLIENT_LEFT, RequestRecord, begin_record, note_
 from dgemma.server.state import ServerState
 
 _KNOWN_PATHS = (
-    chat.PATH, completions.PATH, models.PATH, health.HEALTH_PATH, health.READY_PATH, health.METRICS_PATH,
-    "/openapi.json",
+    chat.PATH, completions.PATH, fim.PATH, infill.PATH, edit.PATH, decisions.PATH, decisions.SYSTEM_ONE_PATH,
+    models.PATH, health.HEALTH_PATH, health.READY_PATH, health.METRICS_PATH, "/openapi.json",
 )  # fmt: skip
 
 

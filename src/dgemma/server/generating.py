@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -11,14 +11,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dgemma.engine.service import EngineEvent
 from dgemma.server.api_error import to_json
 from dgemma.server.asked import Asked, Form, read_asked
+from dgemma.server.asked_work import AskedWork
 from dgemma.server.body import read_object
 from dgemma.server.connection import while_connected
 from dgemma.server.record import RequestRecord, note_error, record_of
 from dgemma.server.replies import Reply
-from dgemma.server.sse import DONE, EventStream, event_bytes
+from dgemma.server.sse import EventStream, event_bytes
 from dgemma.server.state import ServerState
 
 
@@ -57,25 +57,19 @@ class GeneratedResponse(Response):
         except TimeoutError:  # who does not read what is sent is gone, whatever its socket says
             raise ClientDisconnect from None
 
-    async def _stream(self, asked: Asked, send: Send) -> None:
-        async with asked.events() as events, aclosing(_chunks(asked, events)) as chunks:
+    async def _stream(self, asked: Asked | AskedWork, send: Send) -> None:
+        end = self._form.end_of_stream
+        async with asked.replies() as replies, aclosing(_chunks(replies, end)) as chunks:
             stream = EventStream(send, keep_alive_s=self._state.settings.keep_alive_s)
             await stream.run(chunks, lambda error: _last_words(error, asked.record))
 
 
-async def _chunks(
-    asked: Asked, events: AsyncIterator[tuple[int, EngineEvent]]
-) -> AsyncGenerator[bytes, None]:
-    writer = asked.writer
-    for reply in writer.opening():
-        yield event_bytes(reply.to_json())
-    async for index, event in events:
-        for reply in writer.chunks(index, event):
+async def _chunks(replies: AsyncGenerator[Reply, None], end: bytes) -> AsyncGenerator[bytes, None]:
+    async with aclosing(replies):
+        async for reply in replies:
             yield event_bytes(reply.to_json())
-    answers = asked.answers
-    if asked.plan.include_usage:
-        yield event_bytes(writer.usage_chunk(answers).to_json())
-    yield DONE
+    if end:
+        yield end
 
 
 def _last_words(error: Exception, record: RequestRecord) -> bytes:

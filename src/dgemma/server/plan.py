@@ -8,13 +8,15 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from dgemma.canvas.calibration import Calibration
+from dgemma.canvas.workbench import Workbench
 from dgemma.engine.service import EngineRequest, ServedModel
 from dgemma.errors import InputError, suggestion
 from dgemma.params import MAX_LOGPROBS, GenerationParams
 from dgemma.server.api_error import ApiError, api_error_of, refused, shown
 from dgemma.server.chat_request import ChatRequest
 from dgemma.server.completion_request import CompletionRequest
-from dgemma.server.request_fields import GenerationFields
+from dgemma.server.request_fields import CommonFields, GenerationFields
 from dgemma.server.settings import Settings
 from dgemma.server.text import TextService
 
@@ -43,6 +45,10 @@ class Plan:
     logprobs: int | None = None  # likeliest words to list per token; None: no log-probabilities
     delivers_calls: bool = False  # tools were offered, so calls are an answer
 
+    @property
+    def num_choices(self) -> int:
+        return len(self.requests)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
@@ -51,9 +57,10 @@ class Planner:
     settings: Settings
     served: ServedModel
     text: TextService
+    calibration: Calibration | None = None  # of decisions
 
     def plan_chat(self, request: ChatRequest) -> Plan:
-        adapter = self._adapter(request.model)
+        adapter = self.adapter_of(request.model)
         tools = request.offered_tools
         try:
             prompt = self.text.render_chat(request.messages, tools=tools, thinking=request.thinking)
@@ -73,9 +80,9 @@ class Planner:
         )
 
     def plan_completion(self, request: CompletionRequest) -> Plan:
-        adapter = self._adapter(request.model)
+        adapter = self.adapter_of(request.model)
         given = request.prompts
-        self._check_choices(len(given), request.n)  # before many texts are read for nothing
+        self.check_choices(len(given), request.n)  # before many texts are read for nothing
         try:
             prompts = [
                 self.text.encode_prompt(prompt) if isinstance(prompt, str) else tuple(prompt)
@@ -95,6 +102,22 @@ class Planner:
             delivers_calls=False,
         )
 
+    def workbench(self, request: CommonFields, *, id_: str, num_choices: int = 1, seed: int) -> Workbench:
+        """What fill, edit and decide work with, as this request wants it."""
+        check_seeds(seed, num_choices)
+        return self.text.workbench(
+            self.served,
+            params=self.params_of(request),
+            seed=seed,
+            adapter=self.adapter_of(request.model),
+            id_=id_,
+        )
+
+    def deadline_of(self, bench: Workbench) -> float:
+        """Seconds for all of the work."""
+        asked = bench.params.deadline_s
+        return self.settings.request_timeout_s if asked is None else asked
+
     def _plan(
         self,
         request: GenerationFields,
@@ -108,16 +131,14 @@ class Planner:
         logprobs: int | None,
         delivers_calls: bool,
     ) -> Plan:
-        _check_streaming(request)
-        num_choices = self._check_choices(len(prompts), request.n)
+        check_streaming(request)
+        num_choices = self.check_choices(len(prompts), request.n)
         for prompt in prompts:
             self._check_prompt(prompt, prompt_name, limit, limit_name)
-        params = self._params(request, limit, logprobs)
-        # Short enough to be typed again.
-        seed = secrets.randbits(32) if request.seed is None else request.seed
-        if seed + num_choices - 1 > _MAX_SEED:
-            raise refused(f"seed is {seed}; that of the last answer would pass {_MAX_SEED}.", "seed")
-        id_ = f"{prefix}-{uuid.uuid4().hex}"
+        params = self.params_of(request, limit, logprobs)
+        seed = drawn_seed() if request.seed is None else request.seed
+        check_seeds(seed, num_choices)
+        id_ = new_id(prefix)
         biases = self._logit_bias(request)
         n = request.n or 1
         return Plan(
@@ -144,13 +165,13 @@ class Planner:
             delivers_calls=delivers_calls,
         )
 
-    def _adapter(self, name: str) -> str | None:
+    def adapter_of(self, name: str) -> str | None:
         known = (self.settings.served_model_name, *self.served.adapters)
         if name not in known:
             raise unknown_model(name, known)
         return None if name == known[0] else name
 
-    def _check_choices(self, num_prompts: int, n: int | None) -> int:
+    def check_choices(self, num_prompts: int, n: int | None) -> int:
         asked = num_prompts * (n or 1)
         most = self.settings.max_choices
         if asked > most:
@@ -181,36 +202,39 @@ class Planner:
                 if room == 0
                 else f"this server takes at most {most}"
             )
-            raise _too_long(
+            raise too_long(
                 f"{prompt_name} has {len(prompt)} tokens; {rule}. Shorten the prompt.", prompt_name
             )
         if limit is not None and limit > room:
-            raise _too_long(
+            raise too_long(
                 f"{limit_name} is {limit}; this model's context leaves {room}. Lower it or shorten the "
                 "prompt.",
                 limit_name,
             )
 
-    def _params(self, request: GenerationFields, limit: int | None, logprobs: int | None) -> GenerationParams:
+    def params_of(
+        self, request: CommonFields, limit: int | None = None, logprobs: int | None = None
+    ) -> GenerationParams:
         most_s = self.settings.request_timeout_s
         if request.deadline_s is not None and request.deadline_s > most_s:
             raise refused(
                 f"deadline_s is {request.deadline_s:g}; this server ends answers after {most_s:g} seconds.",
                 "deadline_s",
             )
-        options = {name: getattr(request, name) for name in _PASSED_ON}
-        if request.end_tokens is not None:
-            wrong = [token for token in request.end_tokens if token >= self.served.vocab_size]
+        options = {name: getattr(request, name, None) for name in _PASSED_ON}
+        ends: list[int] | None = getattr(request, "end_tokens", None)
+        if ends is not None:
+            wrong = [token for token in ends if token >= self.served.vocab_size]
             if wrong:
                 raise refused(
                     f"end_tokens holds {wrong[0]}; this vocabulary ends at {self.served.vocab_size - 1}.",
                     "end_tokens",
                 )
-            options["end_tokens"] = tuple(request.end_tokens)
+            options["end_tokens"] = tuple(ends)
         listed = logprobs
         if logprobs is not None:
             # The token of a canvas is the likeliest. A causal one is drawn: look for it among more.
-            listed = max(1, logprobs) if request.decode in (None, "diffuse") else MAX_LOGPROBS
+            listed = max(1, logprobs) if options["decode"] in (None, "diffuse") else MAX_LOGPROBS
         try:
             return GenerationParams.make(
                 self.served.defaults,
@@ -246,7 +270,22 @@ def unknown_model(name: str, known: Sequence[str]) -> ApiError:
     )
 
 
-def _check_streaming(request: GenerationFields) -> None:
+def drawn_seed() -> int:
+    """Short enough to be typed again."""
+    return secrets.randbits(32)
+
+
+def check_seeds(seed: int, num_choices: int) -> None:
+    """Answers take seeds in a row; the last one must still be one."""
+    if seed + num_choices - 1 > _MAX_SEED:
+        raise refused(f"seed is {seed}; that of the last answer would pass {_MAX_SEED}.", "seed")
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def check_streaming(request: GenerationFields) -> None:
     if request.stream:
         return
     for name, value in (("stream_options", request.stream_options), ("diffusing", request.diffusing)):
@@ -254,7 +293,7 @@ def _check_streaming(request: GenerationFields) -> None:
             raise refused(f"{name} is for streams; set stream to true, or leave {name} out.", name)
 
 
-def _too_long(message: str, param: str) -> ApiError:
+def too_long(message: str, param: str) -> ApiError:
     return refused(message, param, "context_length_exceeded")
 
 

@@ -68,6 +68,19 @@ class AnswerDetails(Reply):
     )
 
 
+class FillDetails(Reply):
+    """How a gap was filled."""
+
+    seed: int
+    finish_reason: Literal["stop", "length", "deadline"]
+    log_likelihood: float | None = Field(
+        description="Of the gap and the text behind it; null: the deadline came first."
+    )
+    candidates: int = Field(description="Texts that were written to their end and compared.")
+    denoising_steps: int
+    stop_string: str | None = None
+
+
 class Draft(Reply):
     """The running canvas after one step. Nothing of it is final."""
 
@@ -169,7 +182,7 @@ class CompletionChoice(Reply):
     logprobs: CompletionLogprobs | None = None
     reasoning_content: str | None = None
     draft: Draft | None = None
-    dgemma: AnswerDetails | None = None
+    dgemma: AnswerDetails | FillDetails | None = None
 
 
 class Completion(Reply):

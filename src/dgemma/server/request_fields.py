@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
@@ -20,6 +21,8 @@ MAX_REAL = 1e9
 
 # Checked where it is used, with a better sentence than a union of types gives.
 _NULL = {"type": "null"}
+# What pydantic's sentences begin with; ours begin with the name of the field.
+_SUBJECT = re.compile(r"^(Input|Value|List|Dictionary|String) (?=\w)")
 _STOP_STRING = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_STRING_LEN}
 Stop = Annotated[
     Any,
@@ -55,24 +58,27 @@ class StreamOptions(Fields):
     include_obfuscation: Literal[False] | None = None
 
 
-class GenerationFields(Fields):
-    """What may be asked of any answer. dgemma's own options have the names of `GenerationParams`."""
+class CommonFields(Fields):
+    """What may be asked of everything a model does."""
 
     model: str = Field(max_length=200)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    diffusing: bool | None = Field(None, description="With stream: also send drafts of the running canvas.")
-    n: int | None = Field(None, ge=1, le=MAX_INT)
     seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 64) - 1)
-    max_tokens: int | None = Field(None, ge=1, le=MAX_INT)
+    deadline_s: float | None = Field(None, ge=0, le=MAX_REAL)
+
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class SamplingFields(CommonFields):
+    """How words are chosen. dgemma's own options have the names of `GenerationParams`."""
+
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=1, le=MAX_TOP_K)
-    stop: Stop = None
-    logit_bias: LogitBias | None = None
 
     preset: _Preset | None = None
-    decode: _Decode | None = None
     acceptance: _Acceptance | None = None
     max_denoising_steps: int | None = Field(None, ge=1, le=MAX_STEPS)
     t_min: float | None = Field(None, ge=0, le=100)
@@ -82,17 +88,24 @@ class GenerationFields(Fields):
     accept_per_step: int | None = Field(None, ge=1, le=MAX_INT)
     stability_threshold: int | None = Field(None, ge=0, le=MAX_INT)
     confidence_threshold: float | None = Field(None, ge=0, le=MAX_REAL)
-    deadline_s: float | None = Field(None, ge=0, le=MAX_REAL)
+
+
+class GenerationFields(SamplingFields):
+    """What may be asked of any answer."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    diffusing: bool | None = Field(None, description="With stream: also send drafts of the running canvas.")
+    n: int | None = Field(None, ge=1, le=MAX_INT)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INT)
+    stop: Stop = None
+    logit_bias: LogitBias | None = None
+    decode: _Decode | None = None
     end_tokens: list[Annotated[int, Field(ge=0, le=MAX_INT)]] | None = Field(None, max_length=MAX_END_TOKENS)
     ignore_end: bool | None = None
 
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
-
-Request = TypeVar("Request", bound=GenerationFields)
+Request = TypeVar("Request", bound=Fields)
 
 
 def read_fields(
@@ -107,22 +120,48 @@ def read_fields(
     try:
         return kind.model_validate(without_unsupported(body, unsupported))
     except ValidationError as error:
-        raise _refusal(error, kind) from None
+        raise _refusal(error, kind, body) from None
 
 
-def _refusal(error: ValidationError, kind: type[BaseModel]) -> Exception:
-    first = error.errors(include_url=False, include_context=False)[0]
-    place = [str(part)[:100] for part in first["loc"]]
+def _refusal(error: ValidationError, kind: type[BaseModel], body: Mapping[str, Any]) -> Exception:
+    errors = error.errors(include_url=False, include_context=False)
+    # Of what is wrong with one field in every form it may have, the innermost is of the form that was meant.
+    of_one = [found for found in errors if found["loc"][:1] == errors[0]["loc"][:1]]
+    tried = [(_place(found["loc"], body, is_missing=found["type"] == "missing"), found) for found in of_one]
+    place, first = max(tried, key=lambda one: (len(one[0]), not one[1]["type"].endswith("_type")))
     path = ".".join(place)
     match first["type"]:
         case "missing":
             return ApiError(f"{path} is missing; give it.", param=path, code="missing_required_parameter")
+        case "union_tag_not_found" if not isinstance(first["input"], dict):
+            return refused(f"{path} is {shown(first['input'])}; it should be an object.", path)
+        case "union_tag_not_found":
+            path = f"{path}.type"
+            return ApiError(f"{path} is missing; give it.", param=path, code="missing_required_parameter")
+        case "union_tag_invalid":
+            known = first["msg"].partition("expected tags: ")[2]
+            given = first["input"].get("type")
+            return refused(f"{path}.type is {shown(given)}; it must be one of {known}.", f"{path}.type")
         case "extra_forbidden":
             inner = kind.model_fields[place[0]].annotation
             models = [part for part in getattr(inner, "__args__", ()) if _is_model(part)]
             return unknown_field(path, models[0].model_fields if models else ())
-    rule = first["msg"].removeprefix("Input ").removeprefix("Value ")
+    rule = _SUBJECT.sub("", first["msg"])
     return refused(f"{path} is {shown(first['input'])}; it {rule[:1].lower()}{rule[1:]}.", path)
+
+
+def _place(where: Sequence[str | int], body: Any, *, is_missing: bool) -> list[str]:
+    """The names that lead to a value. pydantic adds which of several forms of a value it has tried."""
+    place: list[str] = []
+    for number, part in enumerate(where, start=1):
+        is_there = isinstance(body, dict) and part in body
+        is_there |= isinstance(body, list) and isinstance(part, int) and part < len(body)
+        if is_there:
+            body = body[part]
+        elif not is_missing or number < len(where):
+            continue
+        place.append(str(part)[:100])
+    return place
 
 
 def _is_model(kind: object) -> bool:

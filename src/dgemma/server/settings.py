@@ -47,6 +47,8 @@ class Settings:
     # What
     served_model_name: str = "dgemma"
     adapters: tuple[Adapter, ...] = ()
+    calibration: Path | None = None
+    """A file that makes the probabilities of decisions mean what they say."""
 
     # For the engine
     max_model_len: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from dgemma.canvas.calibration import Calibration
 from dgemma.engine.service import EngineService
 from dgemma.server.admission import Admission
 from dgemma.server.metrics import Metrics
@@ -21,13 +22,21 @@ class ServerState:
     metrics: Metrics = field(default_factory=Metrics)
     began_at: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
     admission: Admission = field(init=False)
+    calibration: Calibration | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.settings.max_concurrent_requests)
+        file = self.settings.calibration
+        self.calibration = None if file is None else Calibration.load(file)
 
     @property
     def planner(self) -> Planner:
-        return Planner(settings=self.settings, served=self.engine.model, text=self.text)
+        return Planner(
+            settings=self.settings,
+            served=self.engine.model,
+            text=self.text,
+            calibration=self.calibration,
+        )
 
     async def drain(self) -> bool:
         """Take nothing new, let all that came in be answered -> whether all was, in time.

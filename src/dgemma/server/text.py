@@ -1,4 +1,4 @@
-"""What the server asks of text: a chat or a prompt as token ids, and one token as it is shown.
+"""What the server asks of text: a chat or a prompt as token ids, one token as it is shown, a workbench.
 
 Messages go in, never strings with controls in them: who writes the ids of a prompt's controls is the
 checkpoint's template alone.
@@ -11,8 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dgemma.canvas.workbench import Workbench
+from dgemma.engine.service import ServedModel
 from dgemma.errors import InputError
+from dgemma.params import GenerationParams
 from dgemma.text.chat_template import ChatTemplate
+from dgemma.text.piece_table import PieceTable
 from dgemma.text.tokenizer import Tokenizer
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -43,6 +47,12 @@ class TextService(Protocol):
 
     def piece(self, token: int) -> TokenPiece: ...
 
+    def workbench(
+        self, served: ServedModel, *, params: GenerationParams, seed: int, adapter: str | None, id_: str
+    ) -> Workbench:
+        """What fill, edit and decide work with."""
+        ...
+
 
 class CheckpointText:
     """The text of a checkpoint: its tokenizer, and its chat template if it has one."""
@@ -50,6 +60,7 @@ class CheckpointText:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._pieces = PieceTable(tokenizer)  # of the whole vocabulary, made once, when it is first asked for
 
     def render_chat(
         self,
@@ -73,3 +84,19 @@ class CheckpointText:
         text = self._tokenizer.decode([token])
         byte = _BYTE_PIECE.fullmatch(spelled) if token in self._tokenizer.byte_ids else None
         return TokenPiece(text=text, raw=text.encode() if byte is None else bytes.fromhex(byte[1]))
+
+    def workbench(
+        self, served: ServedModel, *, params: GenerationParams, seed: int, adapter: str | None, id_: str
+    ) -> Workbench:
+        return Workbench(
+            tokenizer=self._tokenizer,
+            template=self._template,
+            pieces=self._pieces,
+            canvas_len=served.canvas_len,
+            max_positions=served.max_positions,
+            vocab_size=served.vocab_size,
+            params=params,
+            seed=seed,
+            adapter=adapter,
+            id=id_,
+        )
