@@ -413,6 +413,8 @@ class LanguageModel(Doors):
     def workbench(self, preset: str | None = None, **options: Any) -> Workbench:
         """What fill, edit and decide work with."""
         params = GenerationParams.make(self.generation_defaults, preset=preset, **options)
+        if params.deadline_s is not None:
+            raise InputError("deadline_s does not apply to fill, edit and decide; lower max_tokens instead.")
         return Workbench(
             tokenizer=self.tokenizer,
             pieces=self._pieces,

@@ -63,7 +63,8 @@ class Calibration:
             )
         told = {name: raw.get(name) for name in ("examples", "error_before", "error_after")}
         for name, value in told.items():
-            if isinstance(value, bool) or not isinstance(value, int | float | None):
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if value is not None and not number:
                 raise InputError(f"{path}: {name} is {value!r}; it must be a number.")
         return cls(
             temperature=float(heat),

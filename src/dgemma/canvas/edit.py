@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import groupby, islice, product
 
 from dgemma.canvas.rounds import Rounds
 from dgemma.canvas.spelling import near_words
@@ -24,7 +24,7 @@ from dgemma.engine.service import EngineRequest
 from dgemma.errors import InputError
 from dgemma.events import Answer, LogProbs
 from dgemma.given import Given
-from dgemma.text.detokenizer import Detokenizer
+from dgemma.text.tokenizer import Tokenizer
 
 # Tokens behind a window that are scored with it.
 _SCORED_BEHIND = 12
@@ -35,6 +35,7 @@ _READ, _SCORED = 20, 4
 # Words one slip away that are scored.
 _NEAR = 12
 
+_BROKEN = "\ufffd"  # bytes that make no character
 _WORD = re.compile(r"[A-Za-z]{3,}")
 
 
@@ -96,11 +97,15 @@ def edit(
 ) -> Rounds[Edited]:
     """`text` with what the model would rather have read there, standing between two texts that stay."""
     tokens = tuple(bench.tokenizer.encode(text))
-    pieces = _pieces(bench, tokens)
+    pieces = _pieces(bench.tokenizer, tokens)
     if "".join(pieces) != text:
         raise InputError("the tokenizer does not give this text back as it is; it cannot be edited in place.")
     lead = (*_lead(bench, f"{before}{text}{behind}", instruction), *bench.tokenizer.encode(before))
     is_asked = bool(instruction.strip())
+    if is_asked and bench.template is None:
+        raise InputError(
+            "this model has no chat template, so no instruction can be given to it; leave it empty."
+        )
     if options.closeness is None:
         options = replace(options, closeness=1.0 if is_asked else 6.0)
     known = set(_WORD.findall(before + text + behind))
@@ -164,10 +169,16 @@ class _Edit:
             felt = {unit: max(surprise.get(at, 0.0) for at in range(unit.start, unit.stop)) for unit in own}
             suspects += heapq.nlargest(
                 self.options.windows,
-                (unit for unit in own if felt[unit] > self.options.suspicion and unit.is_word),
+                (unit for unit in own if felt[unit] > self.options.suspicion and self._may_change(unit)),
                 key=lambda unit: felt[unit],
             )
         return sorted(suspects, key=lambda unit: unit.start)
+
+    def _may_change(self, unit: Unit) -> bool:
+        """Words of the vocabulary's own: what is spelled in bytes it knows too little of to judge."""
+        ids = self.tokens[unit.start : unit.stop]
+        is_spelled = not self.bench.tokenizer.byte_ids.isdisjoint(ids)
+        return unit.is_word and not is_spelled and len(ids) <= self.bench.canvas_len // 4
 
     def mend(self, suspects: Sequence[Unit]) -> Rounds[list[Change]]:
         windows = [self._window(unit) for unit in suspects]
@@ -233,7 +244,7 @@ class _Edit:
         for words in islice(product(*(row[: _most(len(read))] for row in read)), _READ * _READ):
             ids = tuple(word for word, _ in words)
             text = self.bench.tokenizer.decode(ids)
-            if not text.strip() or text == unit.text:
+            if not text.strip() or text == unit.text or _BROKEN in text:
                 continue
             cost = self.closeness * distance(unit.text, text)
             ranked.append((sum(value for _, value in words) - cost, text, ids))
@@ -263,11 +274,16 @@ def _most(length: int) -> int:
     return max(2, int((_READ * _READ) ** (1 / length))) if length else 1
 
 
-def _pieces(bench: Workbench, tokens: Ids) -> list[str]:
-    detokenizer = Detokenizer(bench.tokenizer)
-    pieces = [detokenizer.add([token]) for token in tokens]
-    if pieces:
-        pieces[-1] += detokenizer.finish()
+def _pieces(tokenizer: Tokenizer, tokens: Ids) -> list[str]:
+    """The text of each token; of a run of bytes, all of it at its last one."""
+    pieces: list[str] = []
+    for is_byte, run in groupby(tokens, key=tokenizer.byte_ids.__contains__):
+        ids = list(run)
+        pieces += (
+            ["" for _ in ids[1:]] + [tokenizer.decode(ids)]
+            if is_byte
+            else [tokenizer.decode([i]) for i in ids]
+        )
     return pieces
 
 

@@ -27,8 +27,6 @@ from dgemma.events import Answer
 DEFAULT_MAX_TOKENS = 40
 MAX_TOKENS = 4096
 
-# At least so much of a canvas shows the text behind the gap, if there is so much text.
-_SHOWN_BEHIND = 0.25
 # Tokens behind the gap that are scored with it.
 _SCORED_BEHIND = 24
 # Steps a gap may take beyond one for each of its tokens: a step settles at least one.
@@ -39,6 +37,7 @@ _EVERY_LENGTH = 16
 _FAR = 0.25
 
 _MARK = "<FILL>"
+_BROKEN = "\ufffd"
 _ASK = f"Write only the text that belongs at the mark {_MARK}, nothing else."
 
 
@@ -133,6 +132,7 @@ class _Search:
     def close(self, written: Ids, lengths: Sequence[int]) -> Rounds[None]:
         """Find candidates of these lengths behind what is written."""
         self.tried |= set(lengths)
+        ends_here = 0 in lengths and bool(written)
         lengths = [n for n in lengths if n and self.canvas(written, n) is not None]
         if len(lengths) > self.options.keep:
             options = {"max_denoising_steps": 1, "logprobs": 1}
@@ -143,13 +143,19 @@ class _Search:
         answers = yield [request for n in lengths if (request := self.canvas(written, n))]
         self.count(answers)
         gaps = [(*written, *answer.tokens[:n]) for n, answer in zip(lengths, answers, strict=True)]
+        gaps += [written] if ends_here else []
         yield from self.judge(gaps)
 
     def judge(self, gaps: Sequence[Ids]) -> Rounds[None]:
         """Score gaps that are written to their end."""
-        behind = self.borders.behind[:_SCORED_BEHIND]
+        behind = self.borders.behind[:_SCORED_BEHIND] or (self.bench.end_token,)
         texts = {gap: self.borders.inside(self.bench.tokenizer.decode(gap)) for gap in gaps}
-        good = [gap for gap, text in texts.items() if text is not None and (gap or behind)]
+        # Bytes that make no character are no text.
+        good = [
+            gap
+            for gap, text in texts.items()
+            if text is not None and (gap or self.borders.behind) and _BROKEN not in text
+        ]
         scored = yield [self.bench.score((*self.context, *gap, *behind), len(self.context)) for gap in good]
         for gap, answer in zip(good, scored, strict=True):
             self.found[gap] = Candidate(
@@ -188,20 +194,23 @@ def fill(bench: Workbench, prefix: str, suffix: str, options: FillOptions) -> Ro
 
 def fill_between(bench: Workbench, borders: Borders, options: FillOptions) -> Rounds[Filled]:
     """The same between tokens."""
-    room = bench.canvas_len - min(len(borders.behind), math.ceil(bench.canvas_len * _SHOWN_BEHIND))
+    # Of what follows, at least a token shows.
+    room = bench.canvas_len - 1 if borders.behind else bench.canvas_len
     taken_back = bool(borders.head) + bool(borders.tail)
     longest = max(options.lengths) if options.lengths else options.max_tokens
     most = min(longest + taken_back, max(room, bench.max_positions // 2))
-    whole = max(0, -(-(most - room) // bench.canvas_len))  # canvases before the one that closes the gap
+    whole = (
+        max(0, most - room + bench.canvas_len - 1) // bench.canvas_len
+    )  # canvases before the one that closes
     needed = (whole + 1) * bench.canvas_len + _SCORED_BEHIND
-    far = _far(bench, borders, whole)
+    far = _far(bench, borders, min(most, room), whole)
     context = (*far, *bench.opening(borders.before, room=min(needed + len(far), bench.max_positions - 1)))
     search = _Search(bench, borders, context, options)
     written: Ids = ()
     for number in range(whole + 1):
         left = min(most - len(written), room)
         wanted = options.lengths and [n + taken_back - len(written) for n in options.lengths]
-        yield from search.close(written, [n for n in wanted or _grid(left) if 0 <= n <= left])
+        yield from search.close(written, [n for n in wanted or _grid(left, written) if 0 <= n <= left])
         if number == whole:
             break
         (answer,) = yield [_onwards(search, written)]
@@ -209,11 +218,12 @@ def fill_between(bench: Workbench, borders: Borders, options: FillOptions) -> Ro
         written += answer.tokens
     if options.lengths is not None and 0 in options.lengths and not taken_back:
         yield from search.judge([()])
-    ranked = search.ranked(per_token=whole > 0)
-    if ranked and not options.lengths and not whole and len(ranked[0].tokens) > _EVERY_LENGTH:
+    per_token = whole > 0
+    ranked = search.ranked(per_token=per_token)
+    if ranked and not options.lengths and not whole and len(ranked[0].tokens) >= _EVERY_LENGTH:
         beside = {len(ranked[0].tokens) - 1, len(ranked[0].tokens) + 1} - search.tried
         yield from search.close((), [n for n in sorted(beside) if n <= min(most, room)])
-        ranked = search.ranked(per_token=False)
+        ranked = search.ranked(per_token=per_token)
     if not ranked:
         raise InputError("no text of these lengths fits between the two ends; give other lengths.")
     return Filled(
@@ -227,9 +237,10 @@ def fill_between(bench: Workbench, borders: Borders, options: FillOptions) -> Ro
     )
 
 
-def _far(bench: Workbench, borders: Borders, whole: int) -> Ids:
-    """What a canvas cannot show of the text behind a gap, as a text of its own before all others."""
-    rest = borders.behind[bench.canvas_len :]
+def _far(bench: Workbench, borders: Borders, longest: int, whole: int) -> Ids:
+    """What a canvas may not show of the text behind a gap, as a text of its own before all others."""
+    rest = borders.behind[bench.canvas_len - longest :]
+    rest = rest if len(borders.behind) > bench.canvas_len else ()
     room = int(_FAR * bench.max_positions) if not whole else 0
     return bench.opening(rest[:room], room=0) if rest and room else ()
 
@@ -265,8 +276,9 @@ def _onwards(search: _Search, written: Ids) -> EngineRequest:
     return bench.write((*search.context, *written), max_tokens=bench.canvas_len, given=given or None)
 
 
-def _grid(most: int) -> list[int]:
-    return [n for n in range(1, most + 1) if n <= _EVERY_LENGTH or n % 2 == 0 or n == most]
+def _grid(most: int, written: Ids) -> list[int]:
+    first = 0 if written else 1
+    return [n for n in range(first, most + 1) if n <= _EVERY_LENGTH or n % 2 == 0 or n == most]
 
 
 def _surprise(answer: Answer, length: int) -> float:

@@ -7,7 +7,8 @@ Python API its local engine, the server its asynchronous one.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from dgemma.engine.service import EngineRequest
 from dgemma.events import Answer
@@ -19,23 +20,32 @@ Rounds = Generator[list[EngineRequest], list[Answer], Result]
 
 def drive(rounds: Rounds[Result], ask: Callable[[Sequence[EngineRequest]], list[Answer]]) -> Result:
     """To the end, one batch of requests after another. `ask` answers them in their order."""
-    try:
-        requests = next(rounds)
-        while True:
-            requests = rounds.send(ask(requests) if requests else [])
-    except StopIteration as end:
-        result: Result = end.value
-        return result
+    step = advance(rounds, None)
+    while not isinstance(step, Ended):
+        step = advance(rounds, ask(step) if step else [])
+    return step.result
 
 
 async def drive_async(
     rounds: Rounds[Result], ask: Callable[[Sequence[EngineRequest]], Awaitable[list[Answer]]]
 ) -> Result:
     """The same for an `ask` that is awaited."""
+    step = advance(rounds, None)
+    while not isinstance(step, Ended):
+        step = advance(rounds, await ask(step) if step else [])
+    return step.result
+
+
+@dataclass(frozen=True)
+class Ended(Generic[Result]):
+    """The work is done."""
+
+    result: Result
+
+
+def advance(rounds: Rounds[Result], answers: list[Answer] | None) -> list[EngineRequest] | Ended[Result]:
+    """The next requests, or the end. A StopIteration of whoever answers is not the work's."""
     try:
-        requests = next(rounds)
-        while True:
-            requests = rounds.send(await ask(requests) if requests else [])
+        return next(rounds) if answers is None else rounds.send(answers)
     except StopIteration as end:
-        result: Result = end.value
-        return result
+        return Ended(end.value)

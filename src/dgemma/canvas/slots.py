@@ -103,6 +103,9 @@ def read_slots(
     follow = {at: _follower(parts, at, bench.end_token) for at in slots}
     leaves: dict[int, dict[Ids, float]] = {at: {} for at in slots}
     open_ones = [_Branch(at, _extended(parts[at], follow[at]), 0.0) for at in slots]
+    for branch in open_ones:
+        if any(longer[: len(label)] == label for label, longer in pairwise(branch.labels)):
+            raise InputError("one label goes on as the template does behind another; give them other texts.")
     best: dict[int, Ids] = {}
     answers: list[Answer] = []
     is_first = True

@@ -56,4 +56,4 @@ def distance(one: str, other: str, most: int = 1 << 30) -> int:
             row.append(cost)
         if min(row) > most:
             return most + 1
-    return row[-1]
+    return min(row[-1], most + 1)

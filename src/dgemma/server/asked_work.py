@@ -8,8 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from dgemma.canvas.rounds import Rounds
-from dgemma.engine.service import EngineRequest
+from dgemma.canvas.rounds import Ended, Rounds, advance
 from dgemma.errors import InputError
 from dgemma.events import Answer
 from dgemma.server.api_error import refused, timed_out
@@ -99,8 +98,8 @@ class AskedWork:
         try:
             while True:
                 # What is decided between two rounds is work on text, and may take a while.
-                step = await asyncio.to_thread(_advance, rounds, answers)
-                if isinstance(step, _Ended):
+                step = await asyncio.to_thread(advance, rounds, answers)
+                if isinstance(step, Ended):
                     result = step.result
                     break
                 answers = await flight.ask(step, tally)
@@ -125,16 +124,3 @@ class AskedWork:
         record.finish_reasons = [*(record.finish_reasons or []), counts.reason]
         if self.state.settings.log_text and counts.text is not None:
             record.texts.setdefault("answers", []).append(counts.text)
-
-
-@dataclass(frozen=True)
-class _Ended:
-    result: Any
-
-
-def _advance(rounds: Rounds[Any], answers: list[Answer] | None) -> list[EngineRequest] | _Ended:
-    """The next requests. A thread hands no StopIteration over, so the end is a value."""
-    try:
-        return next(rounds) if answers is None else rounds.send(answers)
-    except StopIteration as end:
-        return _Ended(end.value)
