@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dgemma.model.coded_weight import CodedBank, CodedMatrix
-from dgemma.model.codes import CodeKind
+from dgemma.model.codes import CodeKind, Codes
 from dgemma.model.weight import PlainBank, PlainMatrix
 from model.test_codes import random_codes
 
@@ -108,3 +108,26 @@ def test_a_decoded_weight_does_not_live_until_the_backward_pass() -> None:
 def test_few_bits_are_few_bytes() -> None:
     held = random_codes(CodeKind.INT4, 64, 1024, groups=32)
     assert CodedMatrix(held, dtype=torch.bfloat16).nbytes == 64 * 1024 // 2 + 64 * 32 * 2
+
+
+def test_a_vocabulary_is_multiplied_some_rows_at_a_time_and_never_decoded_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = random_codes(CodeKind.INT8, 20_000, 16, groups=1)
+    coded = CodedMatrix(held, dtype=torch.float32, rounds_activations=False)
+    weight = held.decode(torch.float32)
+    decoded: list[int] = []
+    decode = Codes.decode
+
+    def counted(codes: Codes, dtype: torch.dtype) -> Tensor:
+        decoded.append(codes.shape[0])
+        return decode(codes, dtype)
+
+    monkeypatch.setattr(Codes, "decode", counted)
+    x = normal(3, 16).requires_grad_()
+    out = coded.multiply(x)
+    out.backward(torch.ones_like(out))
+    assert x.grad is not None
+    torch.testing.assert_close(out, F.linear(x, weight), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(x.grad, weight.sum(0).expand(3, -1), rtol=1e-4, atol=1e-3)
+    assert max(decoded) < 20_000

@@ -20,6 +20,7 @@ from dgemma.model.weight import ALL, Matrix, MatrixBank
 
 _PARTS = ("codes", "scale", "zero", "outer")
 _ROWS_AT_ONCE = 1024
+_ROWS_OF_A_LAYER = 16 * 1024  # no matrix of a layer has more
 
 
 class CodedWeight(nn.Module):
@@ -75,16 +76,7 @@ class CodedMatrix(CodedWeight, Matrix):
         return self.held[ids].decode(self._dtype)
 
     def mix_rows(self, shares: Tensor, rows: slice = ALL) -> Tensor:
-        held = self.held[rows]
-        dtype = arithmetic(shares)
-        total: Tensor | None = None
-        # Some rows at a time: a decoded tile of words is large, and fresh memory of that size is slow.
-        for begin in range(0, held.shape[0], _ROWS_AT_ONCE):
-            some = slice(begin, begin + _ROWS_AT_ONCE)
-            part = shares[..., some].to(dtype) @ held[some].decode(dtype)
-            total = part if total is None else total.add_(part)
-        assert total is not None
-        return total.to(shares.dtype)
+        return _mixed_rows(shares, self.held[rows])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,8 +111,33 @@ def product(x: Tensor, held: Codes) -> Tensor:
     if _needs_gradient(x):
         result: Tensor = _Product.apply(x, held)  # type: ignore[no-untyped-call]
         return result
+    return _decoded_product(x, held)
+
+
+def _mixed_rows(shares: Tensor, held: Codes) -> Tensor:
+    """`shares W` for `shares` [..., out] -> [..., in]."""
+    dtype = arithmetic(shares)
+    total: Tensor | None = None
+    # Some rows at a time: a decoded tile of words is large, and fresh memory of that size is slow.
+    for begin in range(0, held.shape[0], _ROWS_AT_ONCE):
+        some = slice(begin, begin + _ROWS_AT_ONCE)
+        part = shares[..., some].to(dtype) @ held[some].decode(dtype)
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total.to(shares.dtype)
+
+
+def _decoded_product(x: Tensor, held: Codes) -> Tensor:
+    """A whole vocabulary, decoded, would be gigabytes: it is read some rows at a time."""
     dtype = arithmetic(x)
-    return F.linear(x.to(dtype), held.decode(dtype)).to(x.dtype)
+    wide = x.to(dtype)
+    if held.shape[0] <= _ROWS_OF_A_LAYER:
+        return F.linear(wide, held.decode(dtype)).to(x.dtype)
+    result = x.new_empty(*x.shape[:-1], held.shape[0])
+    for begin in range(0, held.shape[0], _ROWS_AT_ONCE):
+        some = slice(begin, begin + _ROWS_AT_ONCE)
+        result[..., some] = F.linear(wide, held[some].decode(dtype))
+    return result
 
 
 def _needs_gradient(x: Tensor) -> bool:
@@ -149,10 +166,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, held: Codes) -> Tensor:
         ctx.held = held
-        dtype = arithmetic(x)
-        return F.linear(x.to(dtype), held.decode(dtype)).to(x.dtype)
+        return _decoded_product(x, held)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        dtype = arithmetic(grads[0])
-        return (grads[0].to(dtype) @ ctx.held.decode(dtype)).to(grads[0].dtype), None
+        return _mixed_rows(grads[0], ctx.held), None
