@@ -1,0 +1,42 @@
+"""The examples of fills and pins run, and keep what they were given."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name: str, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+    names = runpy.run_path(str(EXAMPLES / name))
+    names["main"]()
+    return names, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["markdown_table.py", "function_between.py"])
+def test_a_gap_is_filled_between_its_two_ends(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names, out = run(name, capsys)
+    assert out.startswith(names["BEFORE"])
+    filled, behind, _ = out.removeprefix(names["BEFORE"]).partition(names["BEHIND"])
+    assert behind
+    assert filled
+
+
+def test_every_blank_of_a_form_is_filled_and_the_form_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    names, out = run("form_with_blanks.py", capsys)
+    for part in names["FORM"].split("<FILL>"):
+        assert part in out
+        out = out.partition(part)[2]
+    assert "<FILL>" not in out
+
+
+def test_a_motif_stands_where_it_was_pinned(capsys: pytest.CaptureFixture[str]) -> None:
+    names, out = run("sequence_with_motif.py", capsys)
+    sequence = out.splitlines()[0]
+    assert len(sequence) == names["LENGTH"]
+    assert {at: sequence[at] for at in names["MOTIF"]} == names["MOTIF"]
+    assert set(sequence) <= set(names["AMINO_ACIDS"])
