@@ -39,12 +39,20 @@ def test_the_words_of_a_fill_spell_the_users_text_around_it(
 ) -> None:
     found = lm.fill(prefix, suffix, lengths=[1], seed=3)
     borders = healed_borders(TOKENIZER, PIECES, prefix, suffix)
-    (one,) = found.candidates
+    one = found.candidates[0]
     spelled = TOKENIZER.decode((*borders.before, *one.tokens, *borders.behind))
     assert spelled == prefix + found.text + suffix
     assert set(one.tokens).isdisjoint(TOKENIZER.controls.values())
     assert math.isfinite(found.log_likelihood)
     assert found.log_likelihood < 0
+
+
+def test_a_word_that_seems_cut_is_tried_whole_and_extended(lm: LanguageModel) -> None:
+    found = lm.fill("We inform", " about the result of the function.", max_tokens=3, seed=1)
+    run = healed_borders(TOKENIZER, PIECES, "We inform", " about the result of the function.").run
+    begins_with_run = {one.tokens[: len(run)] == run for one in found.candidates}
+    assert len(run) > 1
+    assert begins_with_run == {True, False}
 
 
 def test_the_same_seed_fills_the_same(lm: LanguageModel) -> None:

@@ -27,6 +27,7 @@ class Borders:
     tail: str = ""  # taken back from the text behind: the gap ends with it
     first: Ids = ()  # words that may be the gap's first; empty: any
     last: Ids = ()
+    run: Ids = ()  # what was taken back of the text before, where that is several words: they may also stay
 
     @property
     def fewest(self) -> int:
@@ -70,6 +71,7 @@ def healed_borders(tokenizer: Tokenizer, table: PieceTable, before: str, behind:
         tail=(tail or "") if heals_tail else "",
         first=first,
         last=last if heals_tail else (),
+        run=plain.before[len(plain.before) - count :] if count > 1 else (),
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from dgemma.canvas.borders import Borders, healed_borders, plain_borders
@@ -109,14 +109,22 @@ class _Search:
     forwards: int = 0
     cached_tokens: int = 0
 
-    def canvas(self, written: Ids, length: int, **options: Any) -> EngineRequest | None:
-        """A gap of `length` more tokens behind those that are written; None: no words could stand there."""
+    def canvas(
+        self, written: Ids, length: int, keeps_run: bool = False, **options: Any
+    ) -> EngineRequest | None:
+        """A gap of `length` more tokens behind those that are written; None: no words could stand there.
+
+        keeps_run: it begins with the words that were taken back, as they were.
+        """
         sets = self.borders.sets(len(written) + length)
-        if sets is None:
+        run = self.borders.run if keeps_run else ()
+        if sets is None or (keeps_run and (not run or written or length <= len(run))):
             return None
+        sets = {at: words for at, words in sets.items() if at >= len(run)}
         here = {at - len(written): words for at, words in sets.items() if at >= len(written)}
         bench = self.bench
         given = canvas_of(length, self.borders.behind, bench.end_token, bench.canvas_len, here)
+        given = replace(given, fixed={**given.fixed, **dict(enumerate(run))})
         steps = min(bench.params.max_denoising_steps, length + _SPARE_STEPS)
         return bench.write(
             (*self.context, *written),
@@ -133,16 +141,20 @@ class _Search:
         """Find candidates of these lengths behind what is written."""
         self.tried |= set(lengths)
         ends_here = 0 in lengths and bool(written)
-        lengths = [n for n in lengths if n and self.canvas(written, n) is not None]
-        if len(lengths) > self.options.keep:
-            options = {"max_denoising_steps": 1, "logprobs": 1}
-            first = yield [request for n in lengths if (request := self.canvas(written, n, **options))]
-            self.count(first)
-            sure = dict(zip(lengths, map(_surprise, first, lengths), strict=True))
-            lengths = sorted(sorted(lengths, key=lambda n: sure[n])[: self.options.keep])
-        answers = yield [request for n in lengths if (request := self.canvas(written, n))]
+        ways: list[tuple[int, bool]] = []
+        # A word that seems cut may be whole: both are tried, each with its own best lengths.
+        for keeps_run in (False, True):
+            own = [(n, keeps_run) for n in lengths if n and self.canvas(written, n, keeps_run)]
+            if len(own) > self.options.keep:
+                options: dict[str, Any] = {"max_denoising_steps": 1, "logprobs": 1}
+                first = yield [request for way in own if (request := self.canvas(written, *way, **options))]
+                self.count(first)
+                sure = {way: _surprise(answer, way[0]) for way, answer in zip(own, first, strict=True)}
+                own = sorted(sorted(own, key=lambda way: sure[way])[: self.options.keep])
+            ways += own
+        answers = yield [request for way in ways if (request := self.canvas(written, *way))]
         self.count(answers)
-        gaps = [(*written, *answer.tokens[:n]) for n, answer in zip(lengths, answers, strict=True)]
+        gaps = [(*written, *answer.tokens[:n]) for (n, _), answer in zip(ways, answers, strict=True)]
         gaps += [written] if ends_here else []
         yield from self.judge(gaps)
 
