@@ -42,8 +42,8 @@ class Given:
         fixed: dict[int, int] = {}
         among: dict[int, Words] = {}
         for position, pin in pins.items():
-            if _is_whole(pin):
-                fixed[position] = pin  # type: ignore[assignment]
+            if isinstance(pin, int) and not isinstance(pin, bool):
+                fixed[position] = pin
             elif isinstance(pin, Iterable) and not isinstance(pin, str | bytes):
                 words = tuple(pin)
                 # What is no token is refused by `check`, with the others.

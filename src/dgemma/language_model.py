@@ -363,7 +363,7 @@ class LanguageModel(Doors):
         """
         wanted = FillOptions(
             max_tokens=max_tokens,
-            lengths=None if lengths is None else tuple(lengths),
+            lengths=tuple(lengths) if isinstance(lengths, Sequence) else lengths,
             keep=keep,
             heal=heal,
             method=method,

@@ -354,3 +354,9 @@ def test_a_canvas_begins_where_the_prompt_ends() -> None:
     opening = [request.given.fixed[at] for at in range(min(request.given.among))]
     assert TOKENIZER.decode(opening) == "1:"
     assert {TOKENIZER.decode([word]) for word in request.given.among[len(opening)]} == {" one", " two"}
+
+
+@pytest.mark.parametrize("value", [1, 0, 2.5, ("a",)])
+def test_a_choice_that_is_no_text_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(InputError, match="must be a text, true or false"):
+        Question(kind="choice", instructions="?", choices=(Choice(value=value), Choice(value="b")))

@@ -614,3 +614,9 @@ def test_asking_without_a_chat_template_is_refused() -> None:
     bench = workbench()
     with pytest.raises(InputError, match='no chat template, so it cannot be asked; use method "lengths"'):
         drive(fill(bench, PREFIX, SUFFIX, FillOptions(method="prompt")), Replies(bench, MIDDLE))
+
+
+@pytest.mark.parametrize("lengths", [5, (), (1, -1), (True,), "ab"])
+def test_lengths_that_are_none_are_refused_by_name(lengths: Any) -> None:
+    with pytest.raises(InputError, match="lengths is"):
+        FillOptions(lengths=lengths)

@@ -51,6 +51,9 @@ class Question:
         what = "levels" if self.kind == "score" else "choices"
         if not 2 <= len(self.choices) <= MAX_CHOICES:
             raise InputError(f"a question has {len(self.choices)} {what}; give 2 to {MAX_CHOICES}.")
+        wrong = next((c.value for c in self.choices if not isinstance(c.value, str | bool)), None)
+        if wrong is not None:
+            raise InputError(f"one of the {what} is {wrong!r}; each must be a text, true or false.")
         labels = [choice.label for choice in self.choices]
         if not all(label.strip() for label in labels):
             raise InputError(f"one of the {what} is empty; each needs a text.")

@@ -62,8 +62,8 @@ class FillOptions:
         if self.method not in ("lengths", "prompt"):
             raise InputError(f"method is {self.method!r}; it must be lengths or prompt.")
         if self.lengths is not None:
-            whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in self.lengths)
-            if not self.lengths or not whole:
+            several = isinstance(self.lengths, tuple) and len(self.lengths) > 0
+            if not several or not all(type(n) is int and n >= 0 for n in self.lengths):
                 raise InputError(f"lengths is {self.lengths!r}; give whole numbers of 0 or more.")
 
 
