@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,8 @@ def plain_answer(
         words = None
         if likeliest is not None:
             pairs = zip(likeliest.words[0].tolist(), likeliest.logits[0].tolist(), strict=True)
-            words = [tuple(zip(*pair, strict=True)) for pair in pairs]
+            # A truncation may leave fewer words than were asked for.
+            words = [tuple(p for p in zip(*pair, strict=True) if p[1] > -math.inf) for pair in pairs]
         writer.commit(tokens, steps=steps, logprobs=words)
         if writer.reason is None:
             hidden = model.encode(torch.tensor([tokens]), cache)

@@ -21,13 +21,7 @@ class FillWriter(WorkWriter[Filled]):
     include_usage: bool
 
     def counts(self, done: Done[Filled]) -> Counts:
-        found = self.gap.text(done)
-        return Counts(
-            prompt_tokens=self.gap.prompt_tokens,
-            completion_tokens=found.num_tokens,
-            reason=found.reason,
-            text=found.text,
-        )
+        return self.gap.counts(done)
 
     def whole(self, done: Sequence[Done[Filled]]) -> Reply:
         choices = [

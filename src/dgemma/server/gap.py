@@ -12,7 +12,7 @@ from dgemma.canvas.workbench import Workbench
 from dgemma.errors import InputError
 from dgemma.server.api_error import refused
 from dgemma.server.plan import too_long
-from dgemma.server.work import Done
+from dgemma.server.work import Counts, Done
 from dgemma.text.stop_strings import StopStrings
 from dgemma.text.tokenizer import Tokenizer
 
@@ -64,6 +64,15 @@ class Gap:
         is_full = stops.stopped is None and count >= self.max_tokens
         reason: Literal["stop", "length"] = "length" if is_full else "stop"
         return GapText(text=text, num_tokens=count, reason=reason, stop_string=stops.stopped)
+
+    def counts(self, done: Done[Filled]) -> Counts:
+        found = self.text(done)
+        return Counts(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=found.num_tokens,
+            reason=found.reason,
+            text=found.text,
+        )
 
 
 def measured_gap(
