@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dgemma.constraint.automaton import Clock, build, utf8_ranges
-from dgemma.constraint.pattern import Control, Sequence, literal, parse
+from dgemma.constraint.automaton import Clock, build
+from dgemma.constraint.parts import Parts, utf8_ranges
+from dgemma.constraint.pattern import Control, Either, Graph, Node, Repeat, Sequence, literal, parse
 from dgemma.errors import InputError
 
 
@@ -66,3 +67,26 @@ def test_special_tokens_are_letters_of_their_own() -> None:
 def test_patterns_that_explode_are_refused_in_bounded_time(pattern: str) -> None:
     with pytest.raises(InputError, match=r"simplify|Simplify"):
         build(parse(pattern), Clock(3))
+
+
+def test_a_node_that_stands_twice_before_the_same_end_is_built_once() -> None:
+    value = parse("[a-f]{40}")
+    comma = literal(",")
+    alone = Parts(Clock(30))
+    alone.add(value, alone.new())
+    shared = Parts(Clock(30))
+    shared.add(Sequence((value, Repeat(Sequence((comma, value)), 0, None))), shared.new())
+    assert len(shared.silent) < len(alone.silent) + 10
+
+
+def test_a_chain_of_thousands_of_nodes_is_no_recursion() -> None:
+    node: Node = literal("z")
+    for _ in range(5000):
+        node = Either((Sequence((literal("a"), node)), node))
+    assert build(node, Clock(30)).matches("a" * 5000 + "z")
+
+
+def test_a_graph_stands_for_its_language() -> None:
+    even = Graph((((97, 97, 1),), ((97, 97, 0),)), frozenset({0}))
+    machine = build(Sequence((even, literal("b"))))
+    assert [machine.matches("a" * n + "b") for n in range(4)] == [True, False, True, False]

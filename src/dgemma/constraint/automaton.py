@@ -6,21 +6,23 @@ special token. A state from which no text of the language can be reached is left
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dgemma.constraint.pattern import Chars, Control, Either, Node, Ranges, Repeat, Sequence
+from dgemma.constraint.clock import Clock
+from dgemma.constraint.parts import Parts
+from dgemma.constraint.pattern import Node
 from dgemma.errors import InputError
 
 MAX_STATES = 60_000  # of the machine
-_MAX_PARTS = 400_000  # of the machine before it is deterministic
 _MAX_WORK = 8_000_000  # parts of states looked at while it is made so
 DEFAULT_SECONDS = 5.0
 _MOST_ROUNDS = 300  # of making it minimal
+
+__all__ = ["DEFAULT_SECONDS", "MAX_STATES", "Automaton", "Clock", "build"]
 
 Ints = NDArray[np.int32]
 
@@ -52,24 +54,10 @@ class Automaton:
         return state >= 0 and bool(self.accepts[state])
 
 
-class Clock:
-    """Refuses to go on when the time is up: the thread's own, so that a busy machine refuses nothing more."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.thread_time() + seconds
-        self._seconds = seconds
-
-    def check(self) -> None:
-        if time.thread_time() > self._end:
-            raise InputError(
-                f"the constraint takes more than {self._seconds:g} seconds to compile; simplify it."
-            )
-
-
 def build(node: Node, clock: Clock | None = None) -> Automaton:
     """The machine of a pattern."""
     clock = clock or Clock(DEFAULT_SECONDS)
-    parts = _Parts(clock)
+    parts = Parts(clock)
     end = parts.new()
     start = parts.add(node, end)
     letter_of_byte, letter_of_token = _letters(parts)
@@ -78,101 +66,7 @@ def build(node: Node, clock: Clock | None = None) -> Automaton:
     return Automaton(table, accepts, letter_of_byte, letter_of_token)
 
 
-@dataclass
-class _Parts:
-    """States with arrows: silent ones, ranges of bytes, special tokens."""
-
-    clock: Clock
-    silent: list[list[int]] = field(default_factory=list)
-    bytes_: list[list[tuple[int, int, int]]] = field(default_factory=list)  # low, high, to
-    tokens: list[list[tuple[int, int]]] = field(default_factory=list)
-
-    def new(self) -> int:
-        if len(self.silent) >= _MAX_PARTS:
-            raise InputError("the constraint is too large: its repetitions or choices multiply. Simplify it.")
-        if len(self.silent) % 4096 == 0:
-            self.clock.check()
-        self.silent.append([])
-        self.bytes_.append([])
-        self.tokens.append([])
-        return len(self.silent) - 1
-
-    def add(self, node: Node, end: int) -> int:
-        """A state from which `node` leads to `end`."""
-        if isinstance(node, Chars):
-            return self._chars(node.ranges, end)
-        if isinstance(node, Control):
-            start = self.new()
-            self.tokens[start].append((node.token, end))
-            return start
-        if isinstance(node, Sequence):
-            for part in reversed(node.parts):
-                end = self.add(part, end)
-            return end
-        if isinstance(node, Either):
-            start = self.new()
-            self.silent[start] += [self.add(part, end) for part in node.parts]
-            return start
-        return self._repeat(node, end)
-
-    def _repeat(self, node: Repeat, end: int) -> int:
-        if node.most is None:
-            loop = self.new()
-            self.silent[loop] += [self.add(node.part, loop), end]
-            start = loop
-        else:
-            # Each copy may be the last: it leads to the end at once, not through the others.
-            start = end
-            for _ in range(node.most - node.least):
-                begin = self.new()
-                self.silent[begin] += [self.add(node.part, start), end]
-                start = begin
-        for _ in range(node.least):
-            start = self.add(node.part, start)
-        return start
-
-    def _chars(self, ranges: Ranges, end: int) -> int:
-        start = self.new()
-        ends: dict[tuple[tuple[int, int], ...], int] = {(): end}
-        for low, high in ranges:
-            for sequence in utf8_ranges(low, high):
-                at = start
-                for number, (a, b) in enumerate(sequence):
-                    rest = sequence[number + 1 :]
-                    if rest not in ends:
-                        ends[rest] = self.new()
-                    if (a, b, ends[rest]) not in self.bytes_[at]:
-                        self.bytes_[at].append((a, b, ends[rest]))
-                    at = ends[rest]
-        return start
-
-
-def utf8_ranges(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Byte ranges, one after another, that together spell exactly the characters from `low` to `high`."""
-    for limit in (0x7F, 0x7FF, 0xFFFF):
-        if low <= limit < high:
-            yield from utf8_ranges(low, limit)
-            yield from utf8_ranges(limit + 1, high)
-            return
-    if high < 0x80:
-        yield ((low, high),)
-        return
-    for shift in (6, 12, 18):
-        mask = (1 << shift) - 1
-        if low >> shift != high >> shift:
-            if low & mask:
-                yield from utf8_ranges(low, low | mask)
-                yield from utf8_ranges((low | mask) + 1, high)
-                return
-            if high & mask != mask:
-                yield from utf8_ranges(low, (high & ~mask) - 1)
-                yield from utf8_ranges(high & ~mask, high)
-                return
-    first, last = chr(low).encode("utf-8"), chr(high).encode("utf-8")
-    yield tuple(zip(first, last, strict=True))
-
-
-def _letters(parts: _Parts) -> tuple[Ints, dict[int, int]]:
+def _letters(parts: Parts) -> tuple[Ints, dict[int, int]]:
     """Bytes that every arrow treats alike share a letter; each special token has its own."""
     edges = sorted({edge for arrows in parts.bytes_ for low, high, _ in arrows for edge in (low, high + 1)})
     used = np.zeros(256, np.bool_)
@@ -189,7 +83,7 @@ def _letters(parts: _Parts) -> tuple[Ints, dict[int, int]]:
 
 
 def _determinize(
-    parts: _Parts,
+    parts: Parts,
     start: int,
     end: int,
     letter_of_byte: Ints,
@@ -281,17 +175,46 @@ def _live(table: Ints, accepts: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.boo
     return number[table[alive]], accepts[alive]
 
 
+def _longest(table: Ints) -> Ints:
+    """The length of the longest text from each state; 0 where there is no end of them.
+
+    Every state here is alive, so that a longest way always ends in the language. Taken off one by one from
+    the end: what stays leads into a circle.
+    """
+    sources, letters = np.nonzero(table >= 0)
+    arrows = np.unique(table[sources, letters].astype(np.int64) * len(table) + sources)
+    targets, sources = np.divmod(arrows, len(table))
+    bounds = np.searchsorted(targets, np.arange(len(table) + 1)).tolist()
+    before = sources.tolist()
+    left = np.bincount(sources, minlength=len(table)).tolist()
+    length = [0] * len(table)
+    queue = [state for state, count in enumerate(left) if count == 0]
+    done = []
+    while queue:
+        state = queue.pop()
+        done.append(state)
+        for source in before[bounds[state] : bounds[state + 1]]:
+            length[source] = max(length[source], length[state] + 1)
+            left[source] -= 1
+            if left[source] == 0:
+                queue.append(source)
+    found: Ints = np.zeros(len(table), np.int32)
+    found[done] = np.array(length, np.int32)[done] + 1
+    return found
+
+
 def _minimize(table: Ints, accepts: NDArray[np.bool_], clock: Clock) -> tuple[Ints, NDArray[np.bool_]]:
     """States that no text tells apart become one: groups are split until they hold.
 
-    Long chains (`.{0,2000}`) are split one state at a time, and hold no two alike anyway: after some rounds
-    the machine stays as it is, which is as right.
+    States that differ in the length of the longest text behind them are told apart at once: a chain such as
+    `.{0,2000}` would otherwise be split one state at a time. Should groups not hold after some rounds, the
+    machine stays as it is, which is as right.
     """
     padded = np.where(table >= 0, table, len(table))
     factors = np.random.default_rng(0).integers(1, 1 << 62, table.shape[1] + 1, dtype=np.uint64) | np.uint64(
         1
     )
-    group = accepts.astype(np.uint64)
+    group = _longest(table).astype(np.uint64) * np.uint64(2) + accepts.astype(np.uint64)
     count = 0
     for _ in range(_MOST_ROUNDS):
         clock.check()

@@ -52,7 +52,15 @@ class Repeat:
     most: int | None  # None: without end
 
 
-Node = Chars | Control | Sequence | Either | Repeat
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A machine that is known already: arrows on bytes (low, high, to) from each state; begins in state 0."""
+
+    arrows: tuple[tuple[tuple[int, int, int], ...], ...]
+    accepts: frozenset[int]
+
+
+Node = Chars | Control | Sequence | Either | Repeat | Graph
 
 EMPTY = Sequence(())
 
