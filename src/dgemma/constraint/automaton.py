@@ -19,6 +19,7 @@ from dgemma.errors import InputError
 
 MAX_STATES = 60_000  # of the machine
 _MAX_WORK = 8_000_000  # parts of states looked at while it is made so
+_WORK_BETWEEN_CHECKS = 50_000
 DEFAULT_SECONDS = 5.0
 _MOST_ROUNDS = 300  # of making it minimal
 
@@ -106,9 +107,10 @@ def _determinize(
         return arrows[part]
 
     work = 0
+    checked = 0
 
     def closure(some: Iterable[int]) -> frozenset[int]:
-        nonlocal work
+        nonlocal work, checked
         seen = set(some)
         queue = list(seen)
         while queue:
@@ -117,6 +119,9 @@ def _determinize(
                     seen.add(to)
                     queue.append(to)
         work += len(seen)
+        if work > checked + _WORK_BETWEEN_CHECKS:
+            checked = work
+            clock.check()
         if work > _MAX_WORK:
             raise InputError(
                 "the constraint is too ambiguous to compile: simplify its choices and repetitions."
@@ -129,8 +134,6 @@ def _determinize(
     states = [first]
     rows: list[list[int]] = []
     for state in states:
-        if len(rows) % 256 == 0:
-            clock.check()
         targets: dict[int, set[int]] = {}
         for part in state:
             for letter, to in arrows_of(part):

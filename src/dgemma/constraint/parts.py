@@ -74,9 +74,9 @@ class Parts:
 
     def _repeat(self, start: int, node: Repeat, end: int) -> None:
         if node.most is None:
-            loop = self.new()
-            self.silent[loop] += [self._begin(node.part, loop), end]
-            at = loop
+            # Without copies before it the beginning is the loop: `v (, v)*` then has one end for both v.
+            at = self.new() if node.least else start
+            self.silent[at] += [self._begin(node.part, at), end]
         else:
             # Each copy may be the last: it leads to the end at once, not through the others.
             at = end
@@ -86,7 +86,8 @@ class Parts:
                 at = begin
         for _ in range(node.least):
             at = self._begin(node.part, at)
-        self.silent[start].append(at)
+        if at != start:
+            self.silent[start].append(at)
 
     def _graph(self, start: int, node: Graph, end: int) -> None:
         states = [self.new() for _ in node.arrows]
