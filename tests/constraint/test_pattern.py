@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dgemma.constraint.automaton import build
-from dgemma.constraint.pattern import parse
+from dgemma.constraint.pattern import parse, parse_search
 from dgemma.errors import InputError
 
 ATOMS = st.sampled_from(
@@ -31,7 +31,7 @@ ATOMS = st.sampled_from(
         r"\t",
     ]
 )
-MARKS = st.sampled_from(["*", "+", "?", "{2}", "{1,2}", "{0,3}", "{,2}", "{1,}"])
+MARKS = st.sampled_from(["*", "+?", "+", "?", "{2}", "{1,2}", "{0,3}", "{,2}", "{1,}"])
 
 
 def joined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -60,7 +60,11 @@ def test_a_pattern_takes_the_texts_that_re_takes(pattern: str, texts: list[str])
         (r"(a)\1", "not supported"),
         ("(?=a)", "not supported"),
         (r"\bword", "not supported"),
-        ("a*?", "lazy"),
+        ("a*+", "possessive"),
+        ("^*", "repetition of nothing"),
+        ("(^a)*", "not at the beginning"),
+        (r"\01", "alike"),
+        ("[^\0-\U0010ffff]", "without a character"),
         ("a**", "two repetitions"),
         ("*a", "repetition of nothing"),
         ("(a", "without its"),
@@ -87,3 +91,61 @@ def test_anchors_at_the_ends_change_nothing() -> None:
 
 def test_braces_that_count_nothing_mean_themselves() -> None:
     assert build(parse("a{x}")).matches("a{x}")
+
+
+SEARCHED = st.lists(
+    st.tuples(st.sampled_from(["", "^"]), PATTERNS, st.sampled_from(["", "$"])), min_size=1, max_size=3
+)
+
+
+@given(SEARCHED, st.booleans(), st.lists(TEXTS, max_size=20))
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+def test_a_search_finds_what_re_finds(
+    alternatives: list[tuple[str, str, str]], grouped: bool, texts: list[str]
+) -> None:
+    pattern = "|".join(map("".join, alternatives))
+    pattern = f"({pattern})" if grouped else pattern
+    assume(not re.search(r"\[\^?\]|\{,", pattern))
+    surely, possibly = build(parse_search(pattern)), build(parse_search(pattern, "possibly"))
+    ascii_, wide = re.compile(pattern, re.ASCII), re.compile(pattern)
+    for text in ("", *texts):
+        both_find = ascii_.search(text) and wide.search(text)
+        either_finds = ascii_.search(text) or wide.search(text)
+        assert not surely.matches(text) or both_find, (pattern, text)
+        assert possibly.matches(text) or not either_finds, (pattern, text)
+        if text.isascii() and "\n" not in text:
+            assert surely.matches(text) == bool(both_find), (pattern, text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "character", "surely", "possibly"),
+    [
+        (r"^\d$", "٣", False, True),
+        (r"^\D$", "٣", False, True),
+        (r"^[^\d]$", "٣", False, True),
+        (r"^\D$", "x", True, True),
+        (r"^\w$", "é", False, True),
+        (r"^[^\W]$", "é", False, True),
+        (r"^\s$", "\ufeff", False, True),
+        (r"^\S$", "\u2003", False, True),
+        (r"^.$", "\u2028", False, True),
+        (r"^.$", "\n", False, False),
+        (r"^a$", "a\n", False, True),
+    ],
+)
+def test_kinds_of_characters_match_surely_only_where_all_readings_agree(
+    pattern: str, character: str, surely: bool, possibly: bool
+) -> None:
+    assert build(parse_search(pattern)).matches(character) == surely
+    assert build(parse_search(pattern, "possibly")).matches(character) == possibly
+
+
+@pytest.mark.parametrize("pattern", ["[]a]", "[^]a]", "a{,2}", r"\a", r"\U00000041", r"\01"])
+def test_what_not_everybody_reads_alike_is_no_pattern_to_search_for(pattern: str) -> None:
+    with pytest.raises(InputError, match="alike"):
+        parse_search(pattern)
+
+
+def test_a_long_pattern_is_refused() -> None:
+    with pytest.raises(InputError, match="characters; at most"):
+        parse("a" * (1 << 20) + "a")

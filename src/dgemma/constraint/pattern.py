@@ -1,14 +1,22 @@
 """Regular expressions, read into a small tree.
 
-The whole text must match, as with `re.fullmatch`. Known: literals, `.`, classes, `\\d \\w \\s` (ASCII) and
-their opposites, escapes, groups (capturing ones capture nothing), `|`, `* + ?`, `{m,n}` up to a bound; `^`
-and `$` at the ends, where they change nothing. What needs memory or looks around (`\\1`, `(?=`) is refused by
-name, and so are lazy marks, which change no language but look as if they did.
+`parse`: the whole text must match, as with `re.fullmatch`. `parse_search`: a match may begin and end
+anywhere, as `pattern` of JSON Schema means it. Known: literals, `.`, classes, `\\d \\w \\s` and their
+opposites, escapes, groups (capturing ones capture nothing), `|`, `* + ?`, `{m,n}` up to a bound, also with
+the `?` that makes them lazy, which changes no language; `^` and `$` at the edges. What needs memory or looks
+around (`\\1`, `(?=`) is refused by name.
+
+`parse` reads kinds of characters as ASCII. JSON Schema names ECMA-262, where they are ASCII too, but
+validators in Python read them as Unicode: `parse_search` takes a text only when both agree that it matches,
+or, asked for what may match, when either does.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cache
+from typing import Literal
 
 from dgemma.errors import InputError
 
@@ -63,6 +71,7 @@ class Graph:
 Node = Chars | Control | Sequence | Either | Repeat | Graph
 
 EMPTY = Sequence(())
+ANYTHING: Ranges = ((0, 0xD7FF), (0xE000, _LAST))
 
 
 def literal(text: str) -> Node:
@@ -94,26 +103,57 @@ def opposite(ranges: Ranges) -> Ranges:
     return normal([*found, (at, _LAST)] if at <= _LAST else found)
 
 
-_DIGIT = ((0x30, 0x39),)
-_WORD = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
-_SPACE = ((0x09, 0x0D), (0x20, 0x20))
-_KINDS: dict[str, Ranges] = {
-    "d": _DIGIT, "D": opposite(_DIGIT), "w": _WORD, "W": opposite(_WORD), "s": _SPACE, "S": opposite(_SPACE),
-}  # fmt: skip
+Reading = Literal["ascii", "surely", "possibly"]
+"""Which texts match: those of ASCII kinds, those that match in every reading, those that do in some."""
+
+_ASCII: dict[str, Ranges] = {
+    "d": ((0x30, 0x39),),
+    "w": ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
+    "s": ((0x09, 0x0D), (0x20, 0x20)),
+}
+_OTHER: dict[Reading, Reading] = {"ascii": "ascii", "surely": "possibly", "possibly": "surely"}
+_NAME = re.compile(r"\?P?<[A-Za-z_][A-Za-z0-9_]*>")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0", "a": "\a"}
-_ANY = opposite(((0x0A, 0x0A),))
+
+
+@cache
+def _kind(name: str, reading: Reading) -> Ranges:
+    """The characters of `\\d`, `\\D` and so on. What is surely not a digit is what is not possibly one."""
+    if name.isupper():
+        return opposite(_kind(name.lower(), _OTHER[reading]))
+    if reading != "possibly":
+        return _ASCII[name]
+    everything = "".join(map(chr, range(_LAST + 1)))
+    found = [(match.start(), match.end() - 1) for match in re.finditer(f"\\{name}+", everything)]
+    return normal([*found, (0xFEFF, 0xFEFF)] if name == "s" else found)
+
+
+def _dot(reading: Reading) -> Ranges:
+    """All but the ends of lines, of which ECMA-262 has more."""
+    return opposite(
+        ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)) if reading == "surely" else ((0x0A, 0x0A),)
+    )
 
 
 def parse(pattern: str) -> Node:
     """The tree of `pattern`, or an InputError that says where and why not."""
-    if len(pattern) > MAX_PATTERN_LEN:
-        raise InputError(f"the pattern has {len(pattern)} characters; at most {MAX_PATTERN_LEN} are taken.")
-    return _Parser(pattern).whole()
+    return _Parser(pattern, "ascii").whole()
+
+
+def parse_search(pattern: str, reading: Literal["surely", "possibly"] = "surely") -> Node:
+    """The tree of all texts in which `pattern` is found somewhere; `^` and `$` say where."""
+    return _Parser(pattern, reading).whole()
 
 
 class _Parser:
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, reading: Reading) -> None:
+        if len(pattern) > MAX_PATTERN_LEN:
+            raise InputError(
+                f"the pattern has {len(pattern)} characters; at most {MAX_PATTERN_LEN} are taken."
+            )
         self.text = pattern
+        self.reading: Reading = reading
+        self.is_search = reading != "ascii"
         self.at = 0
         self.depth = 0
 
@@ -121,11 +161,49 @@ class _Parser:
         node = self.either()
         if self.at < len(self.text):
             raise self.wrong("a `)` without its `(`")
+        node = self.with_edge(self.with_edge(node, "^"), "$")
+        self.refuse_edges(node)
         return node
 
     def wrong(self, what: str) -> InputError:
         shown = self.text[max(0, self.at - 10) : self.at + 10]
         return InputError(f"the pattern has {what} at position {self.at}, near {shown!r}.")
+
+    # Until the whole is read, `^` and `$` are controls whose number is -1 minus their place.
+
+    def with_edge(self, node: Node, mark: str) -> Node:
+        """What may stand before (`^`) or behind (`$`) a match is added, unless the mark is there."""
+        if isinstance(node, Either):
+            return Either(tuple(self.with_edge(part, mark) for part in node.parts))
+        parts = list(node.parts if isinstance(node, Sequence) else [node])
+        edge = 0 if mark == "^" else -1
+        around: list[Node] = [Repeat(Chars(ANYTHING), 0, None)] if self.is_search else []
+        if parts and self.is_edge(parts[edge], mark):
+            parts.pop(edge)
+            while parts and self.is_edge(parts[edge], mark):
+                parts.pop(edge)
+            # Python's `$` is also before a line end that is the last character.
+            line_end = mark == "$" and self.reading == "possibly"
+            around = [Repeat(Chars(((0x0A, 0x0A),)), 0, 1)] if line_end else []
+        elif parts and isinstance(parts[edge], Either | Sequence):
+            parts[edge] = self.with_edge(parts[edge], mark)
+            around = []
+        parts = [*around, *parts] if mark == "^" else [*parts, *around]
+        return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+
+    def is_edge(self, node: Node, mark: str) -> bool:
+        return isinstance(node, Control) and self.text[-1 - node.token] == mark
+
+    def refuse_edges(self, node: Node) -> None:
+        if isinstance(node, Control):
+            self.at = -1 - node.token
+            mark = self.text[self.at]
+            raise self.wrong(f"a `{mark}` that is not at the {'beginning' if mark == '^' else 'end'}")
+        if isinstance(node, Repeat):
+            self.refuse_edges(node.part)
+        elif isinstance(node, Sequence | Either):
+            for part in node.parts:
+                self.refuse_edges(part)
 
     def next(self) -> str:
         return self.text[self.at] if self.at < len(self.text) else ""
@@ -149,18 +227,13 @@ class _Parser:
     def sequence(self) -> Node:
         parts: list[Node] = []
         while self.next() not in ("", "|", ")"):
-            if self.next() == "^":
-                if parts or self.depth > 1:
-                    raise self.wrong("a `^` that is not at the beginning")
+            if self.next() in ("^", "$"):
+                parts.append(Control(-1 - self.at))
                 self.at += 1
-                continue
-            if self.next() == "$":
-                self.at += 1
-                if self.next() or self.depth > 1:
-                    self.at -= 1
-                    raise self.wrong("a `$` that is not at the end")
-                continue
-            parts.append(self.repeated(self.atom()))
+                if self.next() in ("*", "+", "?"):
+                    raise self.wrong("a repetition of nothing")
+            else:
+                parts.append(self.repeated(self.atom()))
         return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
     def repeated(self, node: Node) -> Node:
@@ -172,11 +245,11 @@ class _Parser:
             least, most = counts
         else:
             return node
-        if self.next() in ("?", "+"):
-            raise self.wrong(
-                f"a `{self.next()}` behind a repetition (lazy or possessive), which is not supported"
-            )
-        if self.next() in ("*", "{"):
+        if self.next() == "?":
+            self.at += 1
+        elif self.next() == "+":
+            raise self.wrong("a `+` behind a repetition (possessive), which is not supported")
+        if self.next() in ("*", "+", "?", "{"):
             raise self.wrong("two repetitions in a row")
         return Repeat(node, least, most)
 
@@ -187,6 +260,10 @@ class _Parser:
         numbers = (low, high) if comma else (low,)
         if end < 0 or not any(numbers) or not all(n == "" or (n.isascii() and n.isdigit()) for n in numbers):
             return None
+        if self.is_search and not low:
+            raise self.wrong("a repetition without its least number, which not everybody reads alike")
+        if max(len(low), len(high)) > 9:
+            raise self.wrong(f"a repetition of more than {MAX_REPEAT}")
         least = int(low or 0)
         most = least if not comma else int(high) if high else None
         if max(least, most or 0) > MAX_REPEAT:
@@ -203,7 +280,7 @@ class _Parser:
         if char == "[":
             return Chars(self.char_class())
         if char == ".":
-            return Chars(_ANY)
+            return Chars(_dot(self.reading))
         if char == "\\":
             return self.escape()
         if char in ("*", "+", "?"):
@@ -215,11 +292,8 @@ class _Parser:
         if self.next() == "?":
             if self.text.startswith("?:", self.at):
                 self.at += 2
-            elif self.text.startswith("?P<", self.at):
-                end = self.text.find(">", self.at)
-                if end < 0:
-                    raise self.wrong("a group's name without its end")
-                self.at = end + 1
+            elif (name := _NAME.match(self.text, self.at)) is not None:
+                self.at = name.end()
             else:
                 raise self.wrong(f"`({self.text[self.at : self.at + 2]}`, which is not supported")
         node = self.either()
@@ -228,9 +302,9 @@ class _Parser:
         return node
 
     def escape(self) -> Node:
-        if self.next() in _KINDS:
-            return Chars(_KINDS[self.take()])
         char = self.next()
+        if char and char in "dDwWsS":
+            return Chars(_kind(self.take(), self.reading))
         if char in ("b", "B", "A", "Z", "z", "G") or (char.isdigit() and char != "0"):
             raise self.wrong(f"`\\{char}`, which is not supported")
         return Chars(normal([(code := self.code_point(), code)]))
@@ -240,14 +314,12 @@ class _Parser:
         char = self.take()
         if not char:
             raise self.wrong("a `\\` at its end")
+        if (self.is_search and char in ("U", "a")) or (char == "0" and self.next().isdigit()):
+            raise self.wrong(f"`\\{char}`, which not everybody reads alike")
         size = {"x": 2, "u": 4, "U": 8}.get(char)
         if size is not None:
             digits = self.text[self.at : self.at + size]
-            try:
-                code = int(digits, 16) if len(digits) == size else -1
-            except ValueError:
-                code = -1
-            if not 0 <= code <= _LAST:
+            if not re.fullmatch(f"[0-9a-fA-F]{{{size}}}", digits) or (code := int(digits, 16)) > _LAST:
                 raise self.wrong(f"`\\{char}` without {size} hexadecimal digits")
             self.at += size
             return code
@@ -261,24 +333,27 @@ class _Parser:
     def char_class(self) -> Ranges:
         is_opposite = self.next() == "^"
         self.at += is_opposite
+        # What a class surely does not have is what its members possibly are.
+        reading = _OTHER[self.reading] if is_opposite else self.reading
         found: list[tuple[int, int]] = []
         is_first = True
         while True:
             char = self.next()
             if not char:
                 raise self.wrong("a `[` without its `]`")
+            if char == "]" and is_first and self.is_search:
+                raise self.wrong("a `]` first in a class, which not everybody reads alike")
             if char == "]" and not is_first:
                 self.at += 1
                 break
             is_first = False
-            low = self.member(found)
+            low = self.member(found, reading)
             if low is None:
                 continue
             high = low
             if self.next() == "-" and self.text[self.at + 1 : self.at + 2] not in ("]", ""):
                 self.at += 1
-                inside: list[tuple[int, int]] = []
-                upper = self.member(inside)
+                upper = self.member([], reading)
                 if upper is None or upper < low:
                     raise self.wrong("a range whose end is before its beginning")
                 high = upper
@@ -289,13 +364,13 @@ class _Parser:
             raise self.wrong("a class without a character")
         return ranges
 
-    def member(self, found: list[tuple[int, int]]) -> int | None:
+    def member(self, found: list[tuple[int, int]], reading: Reading) -> int | None:
         """A character of a class; a kind such as `\\d` is added to `found` at once."""
         char = self.take()
         if char != "\\":
             return ord(char)
-        if self.next() in _KINDS:
-            found += _KINDS[self.take()]
+        if self.next() and self.next() in "dDwWsS":
+            found += _kind(self.take(), reading)
             return None
         if self.next() == "b":
             self.at += 1
