@@ -5,115 +5,116 @@ step's distribution; positions are independent, but only strings that lead from 
 last one count. Sums over all of them go from the last position to the first (how much can still follow a
 state), and draws and marginals from the first to the last. All of it is exact: sampling from the model's
 distribution, conditioned on the language.
+
+Positions follow each other, so this is many small sums, in 64 bits, as logarithms: over a canvas two states
+may differ by more than any number holds. That is work for numpy, on the CPU, whatever the model runs on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-# Shapes: canvas = positions, states, arrows = the most that leave a state, classes.
+# Shapes: canvas = positions, states, arrows = of all states together, classes.
 
-NEVER = float("-inf")
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Bools = NDArray[np.bool_]
+
+NEVER = -np.inf
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Arrows that leave each state; where there are fewer, the rest lead to a state that nothing follows."""
+    """Arrows in the order of the states they leave."""
 
-    arrow_class: Tensor  # [states, arrows]
-    arrow_to: Tensor  # [states, arrows]; `states`: nowhere
+    arrow_from: Ints  # [arrows]
+    arrow_class: Ints  # [arrows]
+    arrow_to: Ints  # [arrows]
+    begins: Ints  # [states + 1]: a state's arrows begin here
     num_classes: int
 
     @property
     def num_states(self) -> int:
-        return self.arrow_to.shape[0]
+        return len(self.begins) - 1
 
 
-@dataclass(frozen=True)
-class Marginals:
-    """Conditioned on the language."""
-
-    classes: Tensor  # [canvas, classes]: probability that a position holds a word of the class
-    log_total: Tensor  # []: log-probability that a free draw belongs to the language
-
-
-def machine_of(maps: Tensor) -> Machine:
+def machine_of(maps: NDArray[np.integer]) -> Machine:
     """From the next state of each class in each state [classes, states], -1 for none."""
     num_classes, num_states = maps.shape
-    live = (maps >= 0).T  # [states, classes]
-    most = max(1, int(live.sum(1).max()))
-    # Live classes first, in their order.
-    order = live.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
-    there = live.gather(1, order)
-    to = torch.where(there, maps.T.gather(1, order), num_states)
-    return Machine(torch.where(there, order, 0), to, num_classes)
+    arrow_from, arrow_class = np.nonzero(maps.T >= 0)
+    return Machine(
+        arrow_from,
+        arrow_class,
+        maps[arrow_class, arrow_from].astype(np.intp),
+        np.searchsorted(arrow_from, np.arange(num_states + 1)),
+        num_classes,
+    )
 
 
-def what_follows(machine: Machine, masses: Tensor, last: Tensor) -> Tensor:
-    """Log of all that can follow each state before each position [canvas + 1, states + 1].
+def what_follows(machine: Machine, masses: Floats, last: Bools) -> Floats:
+    """Log of all that can follow each state before each position [canvas + 1, states].
 
     masses [canvas, classes]: log. last [states]: True where a string may end.
     """
-    follows = masses.new_full((masses.shape[0] + 1, machine.num_states + 1), NEVER)
-    follows[-1, :-1] = torch.where(last, 0.0, NEVER)
-    for at in range(masses.shape[0] - 1, -1, -1):
-        ways = masses[at][machine.arrow_class] + follows[at + 1][machine.arrow_to]
-        follows[at, :-1] = ways.logsumexp(1)
-    return follows
+    return _backward(machine, masses, last, adds=True)
 
 
-def marginals(machine: Machine, masses: Tensor, first: int, follows: Tensor) -> Marginals:
-    """What each position holds, from `what_follows`."""
-    here = masses.new_zeros(machine.num_states + 1)
+def marginals(machine: Machine, masses: Floats, first: int, follows: Floats) -> Floats:
+    """The probability that a position holds a word of each class [canvas, classes], from `what_follows`."""
+    here = np.zeros(machine.num_states)
     here[first] = 1.0
-    found = masses.new_zeros(masses.shape[0], machine.num_classes)
-    for at in range(masses.shape[0]):
-        shares = here[:-1, None] * _next_shares(machine, masses, follows, at)
-        found[at].index_add_(0, machine.arrow_class.flatten(), shares.flatten())
-        here = torch.zeros_like(here).index_add_(0, machine.arrow_to.flatten(), shares.flatten())
-    return Marginals(found, follows[0, first])
+    found = np.zeros((len(masses), machine.num_classes))
+    for at in range(len(masses)):
+        some = np.flatnonzero(here[machine.arrow_from])  # arrows of states that can be reached
+        source, letter, to = machine.arrow_from[some], machine.arrow_class[some], machine.arrow_to[some]
+        shares = np.exp(masses[at, letter] + follows[at + 1, to] - follows[at, source]) * here[source]
+        found[at] = np.bincount(letter, shares, machine.num_classes)
+        here = np.bincount(to, shares, machine.num_states).astype(np.float64, copy=False)
+    return found
 
 
-def draw(machine: Machine, masses: Tensor, first: int, follows: Tensor, clocks: Tensor) -> Tensor:
+def draw(machine: Machine, masses: Floats, first: int, follows: Floats, clocks: Floats) -> Ints:
     """The classes of one string of the language [canvas], with its probability under the language.
 
     clocks [canvas, classes]: log of a unit exponential for each; of the arrows that leave a state the first
     to finish is taken.
     """
-    state = torch.tensor(first, device=masses.device)
-    chosen = []
-    for at in range(masses.shape[0]):
-        classes, to = machine.arrow_class[state], machine.arrow_to[state]
-        arrow = (clocks[at][classes] - masses[at][classes] - follows[at + 1][to]).argmin()
-        chosen.append(classes[arrow])
-        state = to[arrow]
-    return torch.stack(chosen)
+    return _walk(machine, masses - clocks, first, follows)
 
 
-def best(machine: Machine, tops: Tensor, first: int, last: Tensor) -> Tensor:
+def best(machine: Machine, tops: Floats, first: int, last: Bools) -> Ints:
     """The classes of the likeliest string [canvas]; tops [canvas, classes]: log of each class's best word."""
-    value = torch.cat([torch.where(last, 0.0, NEVER).to(tops.dtype), tops.new_full((1,), NEVER)])
-    choices = []
-    for at in range(tops.shape[0] - 1, -1, -1):
-        ways = tops[at][machine.arrow_class] + value[machine.arrow_to]
-        top, arrow = ways.max(1)
-        choices.append(arrow)
-        value = torch.cat([top, tops.new_full((1,), NEVER)])
-    choices.reverse()
-    state = torch.tensor(first, device=tops.device)
-    chosen = []
-    for arrow in choices:
-        taken = arrow[state]
-        chosen.append(machine.arrow_class[state, taken])
-        state = machine.arrow_to[state, taken]
-    return torch.stack(chosen)
+    return _walk(machine, tops, first, _backward(machine, tops, last, adds=False))
 
 
-def _next_shares(machine: Machine, masses: Tensor, follows: Tensor, at: int) -> Tensor:
-    """Of each state, the probability of each arrow [states, arrows]; zeros where nothing follows."""
-    ways = masses[at][machine.arrow_class] + follows[at + 1][machine.arrow_to]
-    total = follows[at, :-1, None]
-    return torch.where(total > NEVER, (ways - total).exp(), 0.0).nan_to_num(0.0)
+def _walk(machine: Machine, values: Floats, first: int, follows: Floats) -> Ints:
+    """From the first state, always the best arrow together with what follows it."""
+    state = first
+    chosen = np.empty(len(values), np.intp)
+    for at in range(len(values)):
+        own = slice(machine.begins[state], machine.begins[state + 1])
+        letters, to = machine.arrow_class[own], machine.arrow_to[own]
+        arrow = np.argmax(values[at, letters] + follows[at + 1, to])
+        chosen[at], state = letters[arrow], to[arrow]
+    return chosen
+
+
+def _backward(machine: Machine, values: Floats, last: Bools, *, adds: bool) -> Floats:
+    """What can follow each state [canvas + 1, states]: the sum over its arrows, or the best of them."""
+    follows = np.full((len(values) + 1, machine.num_states), NEVER)
+    follows[-1] = np.where(last, 0.0, NEVER)
+    # A state without arrows leads nowhere; `reduceat` knows no empty groups.
+    busy = np.flatnonzero(np.diff(machine.begins))
+    begins, group = machine.begins[busy], np.searchsorted(busy, machine.arrow_from)
+    for at in range(len(values) - 1, -1, -1) if len(busy) else ():
+        ways = values[at, machine.arrow_class] + follows[at + 1, machine.arrow_to]
+        top = np.maximum.reduceat(ways, begins)
+        if adds:
+            top[top == NEVER] = 0.0
+            with np.errstate(divide="ignore"):
+                top += np.log(np.add.reduceat(np.exp(ways - top[group]), begins))
+        follows[at, busy] = top
+    return follows
