@@ -23,7 +23,7 @@ _MAX_NUMBERS = 120_000_000  # of all maps together: 480 MB
 _FAR = np.int32(1 << 30)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TokenAutomaton:
     """Begins in state 0. Class 0 holds the words that never fit."""
 
@@ -35,6 +35,10 @@ class TokenAutomaton:
     @property
     def num_states(self) -> int:
         return len(self.accepts)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (self.class_of_word, self.maps, self.accepts, self.distance))
 
     @property
     def num_classes(self) -> int:
@@ -112,10 +116,15 @@ class _Maps:
 
 def _distances(maps: Ints, accepts: NDArray[np.bool_]) -> Ints:
     """The fewest words from each state to one that accepts; far where there is no way."""
+    classes, sources = np.nonzero(maps >= 0)
+    targets = maps[classes, sources]
+    order = np.argsort(targets, kind="stable")
+    sources, bounds = sources[order], np.searchsorted(targets[order], np.arange(len(accepts) + 1))
     distance = np.where(accepts, np.int32(0), _FAR)
-    while True:
-        reached = np.where(maps >= 0, np.append(distance, _FAR)[maps], _FAR)
-        shorter = np.minimum(distance, reached.min(0) + np.int32(1))
-        if np.array_equal(shorter, distance):
-            return distance.astype(np.int32)
-        distance = shorter
+    reached, words = np.flatnonzero(accepts).tolist(), 0
+    while reached:
+        words += 1
+        before = np.unique(np.concatenate([sources[bounds[at] : bounds[at + 1]] for at in reached]))
+        reached = before[distance[before] == _FAR].tolist()
+        distance[reached] = words
+    return distance.astype(np.int32)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from dgemma.diffusion.language import Strings
 from dgemma.diffusion.pins import CanvasPins
 from dgemma.diffusion.reading import Likeliest
 from dgemma.diffusion.step import Sampler
+from dgemma.engine.following import Following
 from dgemma.engine.service import EngineRequest
 from dgemma.events import Finish, LogProbs, Timings
 from dgemma.generation.writer import AnswerWriter
@@ -49,6 +51,8 @@ class Answering:
     canvas_len: int
     context: list[int]  # tokens that are, or are about to be, in the context
     cached: int = 0  # of these, found in memory
+    following: Following | None = None  # where it stands in the language it keeps to
+    strings: Strings | None = None  # what the running canvas may hold of it
     pins: CanvasPins | None = None  # what is given of the running canvas
     past: RowPast | None = None  # gathered for the running canvas
     steps: int = 0  # taken on the running canvas
@@ -90,7 +94,7 @@ class Answering:
         params, own = self.request.params, self.request.sampler
         rules = None if self.is_causal else self.sampler if own is None else id(own)
         narrow = (params.temperature > 0, params.top_k, params.top_p, params.logprobs)
-        return (self.is_causal, rules, narrow, bool(self.request.logit_bias))
+        return (self.is_causal, rules, narrow, bool(self.request.logit_bias), self.following is not None)
 
     def finish(self, now: float) -> Finish:
         timings = Timings(

@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from dgemma.diffusion.noise import Use, place_at, random_tokens
-from dgemma.diffusion.pins import CanvasPins
 from dgemma.diffusion.step import open_canvas
 from dgemma.engine.answering import Answering, Look
+from dgemma.engine.following import Following, check_constraint
 from dgemma.engine.looking import look_at_canvases, look_at_tokens, score_tokens
 from dgemma.engine.memory import Memory
 from dgemma.engine.page_store import PageStore
@@ -162,6 +162,7 @@ class Engine:
             params=params,
             tokenizer=self._tokenizer,
             given=request.given,
+            is_whole_when_full=request.constraint is not None,
         )
         self._scheduler.add(entry, now)
         self._answering[number] = Answering(
@@ -173,6 +174,9 @@ class Engine:
             arrived=now,
             canvas_len=self._config.canvas_len,
             refines=decode == "diffuse",
+            following=None
+            if request.constraint is None
+            else Following(request.constraint, max_tokens, request.given),
             context=list(request.prompt),
         )
         return number
@@ -232,6 +236,11 @@ class Engine:
                 raise InputError('positions are pinned, and decode is "causal"; only a canvas can hold pins.')
             request.given.check(self._config.vocab_size, max_tokens)
             decode = "diffuse"
+        if request.constraint is not None:
+            check_constraint(
+                request.constraint, request.params, self._config.vocab_size, max_tokens, request.given
+            )
+            decode = "causal" if request.params.decode == "causal" else "diffuse"
         # The last token, or the last canvas, is written and never read.
         canvas_len = self._config.canvas_len
         read = max_tokens - 1 if decode == "causal" else (max_tokens - 1) // canvas_len * canvas_len
@@ -283,7 +292,7 @@ class Engine:
                 canvas = self._store.read(holding, room=self._config.canvas_len, gap=len(tokens))
                 place = place_at([one.writer.seed], [one.writer.canvas], [0], self._device)
                 noise = random_tokens(place, Use.OPEN, self._config.canvas_len, self._config.vocab_size)
-                one.pins, one.refines = self._pins(one), True
+                self._open(one)
                 noise = noise if one.pins is None else one.pins.open(noise)
                 self._slots.write([work.slot], open_canvas(noise), None)
                 pasts[work.slot] = canvas
@@ -351,6 +360,8 @@ class Engine:
         watched = _certain(one.request.given, one)
         if look is not None:
             logprobs, watched = look.logprobs(), look.watched
+        if one.following is not None:
+            one.following.advance(len(one.writer.tokens), guess)
         self._say(one, one.writer.commit(guess, steps=steps, logprobs=logprobs, watched=watched))
         one.first_commit_s = one.first_commit_s or self._clock() - one.arrived
         if one.writer.reason is not None:
@@ -359,8 +370,19 @@ class Engine:
             one.context += guess
             self._scheduler.enter(one.number, COMMIT, guess)
 
-    def _pins(self, one: Answering) -> CanvasPins | None:
-        return pins_of(one.request.given, one.writer.canvas, self._config.canvas_len, self._device)
+    def _open(self, one: Answering) -> None:
+        """What is given of the canvas to come, and what it may hold."""
+        canvas_len, given = self._config.canvas_len, one.request.given
+        begin = one.writer.canvas * canvas_len
+        if one.following is not None:
+            one.strings = one.following.strings(begin, canvas_len, self._device)
+            # Behind the last token that is shown stands what a model knows to stand there: an end token.
+            beyond = range(one.writer.max_tokens, begin + canvas_len)
+            if beyond and one.following.constraint.end_tokens:
+                given = given or Given()
+                end = one.following.constraint.end_tokens[0]
+                given = replace(given, fixed={**given.fixed, **dict.fromkeys(beyond, end)})
+        one.pins, one.refines = pins_of(given, one.writer.canvas, canvas_len, self._device), True
 
     def _given_canvas(self, one: Answering) -> list[int]:
         """A canvas of which everything that is shown is fixed."""

@@ -41,6 +41,7 @@ def look_at_canvases(
         first.request.params,
         _bias(stack, answers, hidden.device),
         [one.pins for one in answers],
+        None if first.following is None else [one.strings for one in answers if one.strings is not None],
     )
     slots.write(places, state, reading.soft)
     # The one thing read back in a step.
@@ -57,7 +58,8 @@ def look_at_tokens(stack: Stack, answers: Sequence[Answering], hidden: Tensor) -
     params = answers[0].request.params
     heat = torch.tensor([one.request.params.temperature or 1.0 for one in answers], device=hidden.device)
     place = _place(answers, [CAUSAL_STEP] * len(answers), hidden.device) if params.temperature > 0 else None
-    reading = read_vocabulary(stack, hidden, heat, place, params, _bias(stack, answers, hidden.device))
+    bias = _only_allowed(stack, answers, _bias(stack, answers, hidden.device), hidden.device)
+    reading = read_vocabulary(stack, hidden, heat, place, params, bias)
     likeliest = _rows(log_probs(reading), len(answers))
     return [Look(*row, settled=True) for row in zip(reading.drawn, reading.entropy, likeliest, strict=True)]
 
@@ -110,4 +112,18 @@ def _bias(stack: Stack, answers: Sequence[Answering], device: torch.device) -> T
     for row, one in enumerate(answers):
         words, values = zip(*one.request.logit_bias, strict=True)
         bias[row, list(words)] = torch.tensor(values, device=device)
+    return bias
+
+
+def _only_allowed(
+    stack: Stack, answers: Sequence[Answering], bias: Tensor | None, device: torch.device
+) -> Tensor | None:
+    """`bias` with the words forbidden that no text of an answer's language has next."""
+    if answers[0].following is None:
+        return bias
+    bias = torch.zeros(len(answers), stack.config.vocab_size, device=device) if bias is None else bias
+    for row, one in enumerate(answers):
+        assert one.following is not None
+        allowed = torch.from_numpy(one.following.allowed_words(len(one.writer.tokens))).to(device)
+        bias[row].masked_fill_(~allowed, float("-inf"))
     return bias

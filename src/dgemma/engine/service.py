@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from dgemma.constraint.constraint import Constraint
 from dgemma.errors import DgemmaError
 from dgemma.events import Commit, Draft, Finish
 from dgemma.given import Given
@@ -53,6 +54,7 @@ class EngineRequest:
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, number added to its logit; ids ascending
     sampler: Sampler | None = None  # in place of the one that `params` describe
     given: Given | None = None  # what is fixed of the answer, and what is to be told of it
+    constraint: Constraint | None = None  # the language its text keeps to
     score_from: int | None = None  # writes nothing: how likely are the prompt's tokens from here on, causally
 
 

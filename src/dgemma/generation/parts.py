@@ -19,6 +19,7 @@ from dgemma.diffusion.acceptance import (
     Score,
     SurpriseScore,
 )
+from dgemma.diffusion.language import Strings
 from dgemma.diffusion.likeliest import NUCLEUS, truncation_floor
 from dgemma.diffusion.noise import Place, Use, place_at, random_tokens
 from dgemma.diffusion.pins import CanvasPins, Limited, fix, limit
@@ -26,7 +27,8 @@ from dgemma.diffusion.reading import Likeliest, Reading, read_dense, scale, scal
 from dgemma.diffusion.schedule import LinearSchedule
 from dgemma.diffusion.step import CanvasState, Sampler, step
 from dgemma.diffusion.stopping import StableAndConfident
-from dgemma.diffusion.walk import Wishes, walk
+from dgemma.diffusion.walk import Vocabulary, Wishes, walk
+from dgemma.diffusion.within import read_within
 from dgemma.given import Given, Words
 from dgemma.model.stack import Stack
 from dgemma.params import GenerationParams
@@ -93,16 +95,21 @@ def refine(
     params: GenerationParams,
     bias: Tensor | None = None,
     pins: Sequence[CanvasPins | None] | None = None,
+    strings: Sequence[Strings] | None = None,
 ) -> tuple[CanvasState, Reading]:
     """From a forward's hidden states to the next canvases: look at the vocabulary, accept and renoise.
 
-    `pins`: what is given of each canvas. Reads nothing back from the device.
+    `pins`: what is given of each canvas. `strings`: what each may hold, if they keep to languages. Without
+    languages, reads nothing back from the device.
     """
     # int32, as the reference counts: the temperature's last bit depends on it.
     left = (sampler.num_steps - state.steps).to(torch.int32)
     temperature = sampler.schedule(left, sampler.num_steps)
     draws = place if params.temperature > 0 else None
-    reading = read_vocabulary(stack, hidden, temperature, draws, params, bias)
+    if strings is None:
+        reading = read_vocabulary(stack, hidden, temperature, draws, params, bias)
+    else:
+        reading = read_strings(stack, hidden, temperature, draws, params, bias, pins, strings)
     free = None
     if pins is not None and any(pins):
         free = torch.stack(
@@ -110,7 +117,7 @@ def refine(
         )
         reading = fix(reading, state.canvas, free, stack.embed(state.canvas))
         for row, one in enumerate(pins):
-            if one is not None and one.limited is not None:
+            if one is not None and one.limited is not None and strings is None:
                 only = slice(row, row + 1)
                 own = None if bias is None else scale(bias[only, None], temperature[only])[:, 0]
                 reading = limit(
@@ -163,6 +170,40 @@ def compile_ahead(stack: Stack) -> None:
     read_vocabulary(stack, hidden, torch.ones(1, device=device), place, GenerationParams())
 
 
+def read_strings(
+    stack: Stack,
+    hidden: Tensor,
+    temperature: Tensor,
+    place: Place | None,
+    params: GenerationParams,
+    bias: Tensor | None,
+    pins: Sequence[CanvasPins | None] | None,
+    strings: Sequence[Strings],
+) -> Reading:
+    """As `read_vocabulary`, of canvases each of which keeps to its language; each row alone."""
+    if bias is not None:
+        bias = scale(bias[:, None], temperature)[:, 0]
+    readings = []
+    for row, own in enumerate(strings):
+        only = slice(row, row + 1)
+        own_bias = None if bias is None else bias[only]
+        floor = _floor(stack.head, hidden[only], temperature[only], params, own_bias)
+        readings.append(
+            read_within(
+                hidden[only],
+                stack.head,
+                temperature[only],
+                None if place is None else place.row(row),
+                own,
+                pins=None if pins is None else pins[row],
+                bias=own_bias,
+                floor=floor,
+                num_likeliest=params.logprobs or 0,
+            )
+        )
+    return _stack_rows(readings)
+
+
 def _read(
     stack: Stack,
     hidden: Tensor,
@@ -174,15 +215,21 @@ def _read(
     head = stack.head
     compiled = stack.execution.fused_vocabulary
     wishes = Wishes(bias=bias, num_likeliest=params.logprobs or 0, compiled=compiled)
-    if params.top_k is not None or params.top_p is not None:
-        # The floor is only known when all words were seen: hence a second walk.
-        count = NUCLEUS if params.top_p is not None else params.top_k
-        first_wishes = Wishes(bias=bias, num_likeliest=count or 0, with_soft=False)
-        first = walk(hidden, head, temperature, None, first_wishes)
-        assert first.likeliest is not None
-        floor = truncation_floor(first.likeliest, first.log_mass, params.top_k, params.top_p)
-        wishes = replace(wishes, floor=floor)
-    return walk(hidden, head, temperature, place, wishes)
+    floor = _floor(head, hidden, temperature, params, bias)
+    return walk(hidden, head, temperature, place, replace(wishes, floor=floor))
+
+
+def _floor(
+    head: Vocabulary, hidden: Tensor, temperature: Tensor, params: GenerationParams, bias: Tensor | None
+) -> Tensor | None:
+    """Below which logit words are left out [rows, canvas], if few are wished: known when all were seen."""
+    if params.top_k is None and params.top_p is None:
+        return None
+    count = NUCLEUS if params.top_p is not None else params.top_k
+    first_wishes = Wishes(bias=bias, num_likeliest=count or 0, with_soft=False)
+    first = walk(hidden, head, temperature, None, first_wishes)
+    assert first.likeliest is not None
+    return truncation_floor(first.likeliest, first.log_mass, params.top_k, params.top_p)
 
 
 def _read_token(

@@ -24,7 +24,9 @@ class AnswerWriter:
         params: GenerationParams,
         tokenizer: Tokenizer | None,
         given: Given | None = None,
+        is_whole_when_full: bool = False,
     ) -> None:
+        """is_whole_when_full: a text of max_tokens was not cut off, it is whole."""
         self.row = row
         self.seed = seed
         self.reason: FinishReason | None = None
@@ -34,6 +36,7 @@ class AnswerWriter:
         self.scores: list[float] = []
         self.canvas = 0  # number of the next one
         self._given = given
+        self._full = FinishReason.STOP if is_whole_when_full else FinishReason.LENGTH
         self._watched: list[tuple[int, LogProbs]] = []
         self.max_tokens = max_tokens
         self._end_tokens = frozenset(() if params.ignore_end else params.end_tokens)
@@ -73,7 +76,7 @@ class AnswerWriter:
                 self.reason = FinishReason.STOP
                 break
             if len(self.tokens) == self.max_tokens:
-                self.reason = FinishReason.LENGTH
+                self.reason = self._full
                 break
         self._watched += [(begin + position, words) for position, words in watched]
         if not settled:
