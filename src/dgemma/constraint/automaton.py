@@ -21,7 +21,7 @@ MAX_STATES = 60_000  # of the machine
 _MAX_WORK = 8_000_000  # parts of states looked at while it is made so
 _WORK_BETWEEN_CHECKS = 50_000
 DEFAULT_SECONDS = 5.0
-_MOST_ROUNDS = 300  # of making it minimal
+_MINIMIZING_WORK = 30_000_000  # entries of its table looked at while it is made minimal
 
 __all__ = ["DEFAULT_SECONDS", "MAX_STATES", "Automaton", "Clock", "build"]
 
@@ -210,7 +210,7 @@ def _minimize(table: Ints, accepts: NDArray[np.bool_], clock: Clock) -> tuple[In
     """States that no text tells apart become one: groups are split until they hold.
 
     States that differ in the length of the longest text behind them are told apart at once: a chain such as
-    `.{0,2000}` would otherwise be split one state at a time. Should groups not hold after some rounds, the
+    `.{0,2000}` would otherwise be split one state at a time. Should groups not hold after some work, the
     machine stays as it is, which is as right.
     """
     padded = np.where(table >= 0, table, len(table))
@@ -219,7 +219,7 @@ def _minimize(table: Ints, accepts: NDArray[np.bool_], clock: Clock) -> tuple[In
     )
     group = _longest(table).astype(np.uint64) * np.uint64(2) + accepts.astype(np.uint64)
     count = 0
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MINIMIZING_WORK // max(1, table.size) + 2):
         clock.check()
         seen = np.append(group + np.uint64(1), np.uint64(0))[padded]
         mixed = (seen * factors[1:]).sum(1, dtype=np.uint64) + group * factors[0]

@@ -11,6 +11,11 @@ from dgemma.constraint.pattern import Chars, Control, Either, Graph, Node, Range
 from dgemma.errors import InputError
 
 MAX_PARTS = 400_000
+_MAX_INLINE = 20
+
+
+class TooLargeError(InputError):
+    """A pattern of more parts than there may be."""
 
 
 @dataclass
@@ -26,14 +31,16 @@ class Parts:
     silent: list[list[int]] = field(default_factory=list)
     bytes_: list[list[tuple[int, int, int]]] = field(default_factory=list)  # low, high, to
     tokens: list[list[tuple[int, int]]] = field(default_factory=list)
-    # By identity: nodes compare by value, and comparing a deep tree is a recursion of its own. A key stays
-    # good because the node is held beside it.
-    _known: dict[tuple[int, int], tuple[Node, int]] = field(default_factory=dict)
+    # By identity, except characters: nodes compare by value, and comparing a deep tree is a recursion of its
+    # own. A key stays good because the node is held beside it.
+    _known: dict[tuple[int | Ranges, int], tuple[Node, int]] = field(default_factory=dict)
     _waiting: list[tuple[int, Node, int]] = field(default_factory=list)
 
     def new(self) -> int:
         if len(self.silent) >= self.most:
-            raise InputError("the constraint is too large: its repetitions or choices multiply. Simplify it.")
+            raise TooLargeError(
+                "the constraint is too large: its repetitions or choices multiply. Simplify it."
+            )
         if len(self.silent) % 4096 == 0:
             self.clock.check()
         self.silent.append([])
@@ -48,13 +55,23 @@ class Parts:
             self._fill(*self._waiting.pop())
         return start
 
-    def _begin(self, node: Node, end: int) -> int:
+    def _begin(self, node: Node, end: int, depth: int = 0) -> int:
         """The state of `node` before `end`, whose arrows are drawn later."""
-        key = (id(node), end)
+        is_short = isinstance(node, Chars) and len(node.ranges) < 4
+        key = (node.ranges if isinstance(node, Chars) and is_short else id(node), end)
         if key not in self._known:
-            self._known[key] = (node, self.new())
-            self._waiting.append((self._known[key][1], node, end))
+            # A sequence begins where its first part does and needs no state, unless they are nested deeply.
+            if isinstance(node, Sequence) and depth < _MAX_INLINE:
+                self._known[key] = (node, self._sequence(node, end, depth + 1))
+            else:
+                self._known[key] = (node, self.new())
+                self._waiting.append((self._known[key][1], node, end))
         return self._known[key][1]
+
+    def _sequence(self, node: Sequence, end: int, depth: int = 0) -> int:
+        for part in reversed(node.parts):
+            end = self._begin(part, end, depth)
+        return end
 
     def _fill(self, start: int, node: Node, end: int) -> None:
         if isinstance(node, Chars):
@@ -62,9 +79,7 @@ class Parts:
         elif isinstance(node, Control):
             self.tokens[start].append((node.token, end))
         elif isinstance(node, Sequence):
-            for part in reversed(node.parts):
-                end = self._begin(part, end)
-            self.silent[start].append(end)
+            self.silent[start].append(self._sequence(node, end))
         elif isinstance(node, Either):
             self.silent[start] += [self._begin(part, end) for part in node.parts]
         elif isinstance(node, Repeat):
@@ -102,6 +117,16 @@ class Parts:
         states = [start, *(self.new() for _ in spelled[1:]), end]
         for state, arrows in zip(states, spelled, strict=False):
             self.bytes_[state] += [(low, high, states[to]) for low, high, to in arrows]
+
+
+def fits(node: Node, most: int, clock: Clock) -> bool:
+    """Whether a pattern has no more parts than this: looked at before more work is spent on it."""
+    parts = Parts(clock, most)
+    try:
+        parts.add(node, parts.new())
+    except TooLargeError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=4096)

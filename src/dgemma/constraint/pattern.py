@@ -22,7 +22,7 @@ from dgemma.errors import InputError
 
 MAX_PATTERN_LEN = 1 << 20
 MAX_REPEAT = 10_000
-_MAX_DEPTH = 200
+_MAX_DEPTH = 100
 _LAST = 0x10FFFF
 
 Ranges = tuple[tuple[int, int], ...]
@@ -71,7 +71,8 @@ class Graph:
 Node = Chars | Control | Sequence | Either | Repeat | Graph
 
 EMPTY = Sequence(())
-ANYTHING: Ranges = ((0, 0xD7FF), (0xE000, _LAST))
+ANY_CHARACTER = Chars(((0, 0xD7FF), (0xE000, _LAST)))
+ANYTHING = Repeat(ANY_CHARACTER, 0, None)
 
 
 def literal(text: str) -> Node:
@@ -137,12 +138,14 @@ def _dot(reading: Reading) -> Ranges:
 
 def parse(pattern: str) -> Node:
     """The tree of `pattern`, or an InputError that says where and why not."""
-    return _Parser(pattern, "ascii").whole()
+    return _Parser(pattern, "ascii").whole(EMPTY)
 
 
-def parse_search(pattern: str, reading: Literal["surely", "possibly"] = "surely") -> Node:
+def parse_search(
+    pattern: str, reading: Literal["surely", "possibly"] = "surely", around: Node = ANYTHING
+) -> Node:
     """The tree of all texts in which `pattern` is found somewhere; `^` and `$` say where."""
-    return _Parser(pattern, reading).whole()
+    return _Parser(pattern, reading).whole(around)
 
 
 class _Parser:
@@ -157,11 +160,12 @@ class _Parser:
         self.at = 0
         self.depth = 0
 
-    def whole(self) -> Node:
+    def whole(self, around: Node) -> Node:
+        """around: what may stand before and behind a match."""
         node = self.either()
         if self.at < len(self.text):
             raise self.wrong("a `)` without its `(`")
-        node = self.with_edge(self.with_edge(node, "^"), "$")
+        node = self.with_edge(self.with_edge(node, "^", around), "$", around)
         self.refuse_edges(node)
         return node
 
@@ -171,24 +175,24 @@ class _Parser:
 
     # Until the whole is read, `^` and `$` are controls whose number is -1 minus their place.
 
-    def with_edge(self, node: Node, mark: str) -> Node:
+    def with_edge(self, node: Node, mark: str, around: Node) -> Node:
         """What may stand before (`^`) or behind (`$`) a match is added, unless the mark is there."""
         if isinstance(node, Either):
-            return Either(tuple(self.with_edge(part, mark) for part in node.parts))
+            return Either(tuple(self.with_edge(part, mark, around) for part in node.parts))
         parts = list(node.parts if isinstance(node, Sequence) else [node])
         edge = 0 if mark == "^" else -1
-        around: list[Node] = [Repeat(Chars(ANYTHING), 0, None)] if self.is_search else []
+        added = [] if around is EMPTY else [around]
         if parts and self.is_edge(parts[edge], mark):
             parts.pop(edge)
             while parts and self.is_edge(parts[edge], mark):
                 parts.pop(edge)
             # Python's `$` is also before a line end that is the last character.
             line_end = mark == "$" and self.reading == "possibly"
-            around = [Repeat(Chars(((0x0A, 0x0A),)), 0, 1)] if line_end else []
+            added = [Repeat(Chars(((0x0A, 0x0A),)), 0, 1)] if line_end else []
         elif parts and isinstance(parts[edge], Either | Sequence):
-            parts[edge] = self.with_edge(parts[edge], mark)
-            around = []
-        parts = [*around, *parts] if mark == "^" else [*parts, *around]
+            parts[edge] = self.with_edge(parts[edge], mark, around)
+            added = []
+        parts = [*added, *parts] if mark == "^" else [*parts, *added]
         return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
     def is_edge(self, node: Node, mark: str) -> bool:
