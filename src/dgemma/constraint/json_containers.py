@@ -6,33 +6,117 @@ What follows is built first and shared by all that may come before it.
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
+from dataclasses import dataclass
 
 from dgemma.constraint.json_text import Style, member
 from dgemma.constraint.pattern import EMPTY, Either, Node, Repeat, Sequence, literal
 
 _MOST_OTHERS = 30  # members that are not named, where they are counted
+_MOST_ARRANGED = 8  # distinct items of an array that may stand in any order
 _CLOSE_ARRAY, _CLOSE_OBJECT = literal("]"), literal("}")
 
 
+@dataclass(frozen=True)
+class Found:
+    """Items of a kind that is counted, in the places of an array's prefix and behind it."""
+
+    prefix: Several[Node | None]
+    rest: Node | None
+    least: int
+    most: int | None
+
+
 def array_pattern(
-    prefix: Several[Node | None], rest: Node | None, least: int, most: int | None, style: Style
+    prefix: Several[Node | None],
+    rest: Node | None,
+    least: int,
+    most: int | None,
+    style: Style,
+    found: Found | None = None,
 ) -> Node | None:
     """The first items, each of its own kind (None: there is none), then others alike.
 
     None when there is no such array.
     """
+    found = found or Found([], None, 0, None)
     size = max(len(prefix), least, 1) if most is None else most
-    # What may follow after `size` items, then after one less, and so on.
-    follows: Node | None = _CLOSE_ARRAY
-    if most is None and rest is not None:
-        follows = Sequence((Repeat(Sequence((style.comma, rest)), 0, None), _CLOSE_ARRAY))
+    # By how many were found so far: what may follow after `size` items, then after one less, and so on.
+    limit = found.least if found.most is None else found.most
+    follows: list[Node | None] = [
+        _CLOSE_ARRAY if number >= found.least else None for number in range(limit + 1)
+    ]
+    if most is None:
+        follows = _without_end(rest, found, limit, style)
     for at in reversed(range(size)):
         item = prefix[at] if at < len(prefix) else rest
-        ways: list[Node] = [_CLOSE_ARRAY] if at >= least else []
-        if item is not None and follows is not None:
-            ways.append(Sequence((style.comma if at else EMPTY, item, follows)))
-        follows = _one_of(ways)
-    return None if follows is None else Sequence((literal("["), follows))
+        counted = found.prefix[at] if at < len(found.prefix) else found.rest
+        before: list[Node | None] = []
+        for number, after in enumerate(follows):
+            ways: list[Node] = [_CLOSE_ARRAY] if at >= least and number >= found.least else []
+            comma = style.comma if at else EMPTY
+            if item is not None and after is not None:
+                ways.append(Sequence((comma, item, after)))
+            more = _next(follows, number, found)
+            if counted is not None and more is not None:
+                ways.append(Sequence((comma, counted, more)))
+            before.append(_one_of(ways))
+        follows = before
+    return None if follows[0] is None else Sequence((literal("["), follows[0]))
+
+
+def _next(follows: list[Node | None], number: int, found: Found) -> Node | None:
+    """What follows when one more is found; enough are enough where there is no most."""
+    if found.most is not None:
+        return follows[number + 1] if number < found.most else None
+    return follows[number + 1] if number < found.least else None
+
+
+def _without_end(rest: Node | None, found: Found, limit: int, style: Style) -> list[Node | None]:
+    follows: list[Node | None] = [None] * (limit + 1)
+    for number in reversed(range(limit + 1)):
+        ways: list[Node] = [_CLOSE_ARRAY] if number >= found.least else []
+        more = _next(follows, number, found)
+        if found.rest is not None and more is not None:
+            ways.append(Sequence((style.comma, found.rest, more)))
+        end = _one_of(ways)
+        if rest is not None and end is not None:
+            end = Sequence((Repeat(Sequence((style.comma, rest)), 0, None), end))
+        follows[number] = end
+    return follows
+
+
+def distinct_pattern(items: Several[Node], least: int, most: int, style: Style) -> Node | None:
+    """Arrays of these items, each at most once; of many items only those in their order."""
+    in_order = len(items) > _MOST_ARRANGED
+    known: dict[int, Node | None] = {}
+
+    def follows(used: int) -> Node | None:
+        """What may follow when those items are used up whose bits are set."""
+        if used not in known:
+            number = used.bit_count()
+            ways: list[Node] = [_CLOSE_ARRAY] if number >= least else []
+            for at, item in enumerate(items):
+                if number < most and not used >> at & 1 and (rest := follows(used | 1 << at)) is not None:
+                    ways.append(Sequence((style.comma if used else EMPTY, item, rest)))
+            known[used] = _one_of(ways)
+        return known[used]
+
+    body = _ordered(items, least, most, style) if in_order else follows(0)
+    return None if body is None else Sequence((literal("["), body))
+
+
+def _ordered(items: Several[Node], least: int, most: int, style: Style) -> Node | None:
+    # By how many were taken: what may follow from here on.
+    after: list[Node | None] = [_CLOSE_ARRAY if number >= least else None for number in range(most + 1)]
+    for item in reversed(items):
+        before: list[Node | None] = []
+        for number in range(most + 1):
+            ways = [way for way in (after[number],) if way is not None]
+            if number < most and (rest := after[number + 1]) is not None:
+                ways.append(Sequence((style.comma if number else EMPTY, item, rest)))
+            before.append(_one_of(ways))
+        after = before
+    return after[0]
 
 
 def object_pattern(

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dgemma.constraint.clock import Clock
-from dgemma.constraint.json_containers import array_pattern, object_pattern
+from dgemma.constraint.json_containers import Found, array_pattern, distinct_pattern, object_pattern
 from dgemma.constraint.json_text import Style
 from dgemma.constraint.parts import fits
 from dgemma.constraint.pattern import Either, Node
 from dgemma.constraint.schema_graph import circles
-from dgemma.constraint.schema_shapes import ArrayShape, ObjectShape, Shape, Shapes, Together
-from dgemma.constraint.schema_source import SchemaSource
+from dgemma.constraint.schema_plan import Plan
+from dgemma.constraint.schema_shapes import ArrayShape, DistinctShape, ObjectShape, Shape, inner
+from dgemma.constraint.schema_source import SchemaSource, Together
 from dgemma.errors import InputError
 
 DEFAULT_SECONDS = 5.0
@@ -79,10 +80,10 @@ class _Writer:
     def __init__(self, source: SchemaSource, style: Style, clock: Clock) -> None:
         self._style = style
         self._clock = clock
-        self._shapes = Shapes(source, style, clock)
-        self._plan: dict[Key, list[Shape]] = {}
+        self._plan = Plan(source, style, clock)
+        self._shapes: dict[Key, list[Shape]] = {}
         self._root = self._planned(() if source.root is True else (source.root,))
-        self._circle = circles({key: _children(shapes) for key, shapes in self._plan.items()})
+        self._circle = circles({key: _children(shapes) for key, shapes in self._shapes.items()})
         self._limits = _Limits(0, 0, None)
         self._written: dict[tuple[Key, int], tuple[Node | None, int]] = {}
         self._is_cut = False  # something was left out for lack of depth
@@ -94,16 +95,16 @@ class _Writer:
         while waiting:
             schemas = waiting.pop()
             key = _key(schemas)
-            if key in self._plan:
+            if key in self._shapes:
                 continue
-            if len(self._plan) >= _MAX_SCHEMAS:
+            if len(self._shapes) >= _MAX_SCHEMAS:
                 raise InputError(
                     f"the JSON schema needs more than {_MAX_SCHEMAS} combinations of its parts; simplify it."
                 )
-            self._plan[key] = self._shapes.of(schemas)
-            inner = [some for shape in self._plan[key] for some in _inner(shape)]
-            self._kept += inner
-            waiting += reversed(inner)
+            self._shapes[key] = self._plan.shapes(schemas)
+            held = [some for shape in self._shapes[key] for some in inner(shape)]
+            self._kept += held
+            waiting += reversed(held)
         return _key(root)
 
     def fitting(self, depth: int, free_depth: int) -> Node:
@@ -153,7 +154,7 @@ class _Writer:
             raise InputError(f"the JSON schema nests values deeper than {_MAX_NESTING} levels; flatten it.")
         if (key, budget) not in self._written:
             self._clock.check()
-            nodes = [self._shape(shape, key, budget, level) for shape in self._plan[key]]
+            nodes = [self._shape(shape, key, budget, level) for shape in self._shapes[key]]
             found = [node for node in nodes if node is not None]
             node = None if not found else found[0] if len(found) == 1 else Either(tuple(found))
             self._written[key, budget] = (node, level)
@@ -161,23 +162,29 @@ class _Writer:
 
     def _shape(self, shape: Shape, key: Key, budget: int, level: int) -> Node | None:
         def child(schemas: Together) -> Node | None:
-            inner = _key(schemas)
-            self._is_limited |= inner in self._circle
-            if self._circle.get(inner, -1) != self._circle.get(key, -2):
-                return self._value(inner, self._budget(inner), level + 1)
+            held = _key(schemas)
+            self._is_limited |= held in self._circle
+            if self._circle.get(held, -1) != self._circle.get(key, -2):
+                return self._value(held, self._budget(held), level + 1)
             if budget == 0:
                 self._is_cut = True
                 return None
-            return self._value(inner, budget - 1, level + 1)
+            return self._value(held, budget - 1, level + 1)
 
         if isinstance(shape, ArrayShape):
             prefix = [child(schemas) for schemas in shape.prefix]
             rest = None if shape.rest is None else child(shape.rest)
+            found = None
+            if (some := shape.contains) is not None:
+                places = [child(schemas) for schemas in some.prefix]
+                found = Found(places, None if some.rest is None else child(some.rest), some.least, some.most)
             most, cap = shape.most, self._limits.items
             self._is_limited |= most is not None and most > max(2, shape.least, len(prefix))
             if most is not None and cap is not None:
                 most = min(most, max(cap, shape.least, len(prefix)))
-            return array_pattern(prefix, rest, shape.least, most, self._style)
+            return array_pattern(prefix, rest, shape.least, most, self._style, found)
+        if isinstance(shape, DistinctShape):
+            return distinct_pattern(shape.items, shape.least, shape.most, self._style)
         if isinstance(shape, ObjectShape):
             named = [(some.key, child(some.value), some.required) for some in shape.named]
             others = [(keys, child(value)) for keys, value in shape.others]
@@ -189,13 +196,5 @@ def _key(schemas: Together) -> Key:
     return tuple(map(id, schemas))
 
 
-def _inner(shape: Shape) -> list[Together]:
-    if isinstance(shape, ArrayShape):
-        return [*shape.prefix, *([] if shape.rest is None else [shape.rest])]
-    if isinstance(shape, ObjectShape):
-        return [*(some.value for some in shape.named), *(value for _, value in shape.others)]
-    return []
-
-
 def _children(shapes: list[Shape]) -> list[Key]:
-    return [_key(schemas) for shape in shapes for schemas in _inner(shape)]
+    return [_key(schemas) for shape in shapes for schemas in inner(shape)]

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 
 from dgemma.constraint.clock import Clock
 from dgemma.constraint.pattern import EMPTY, Chars, Either, Graph, Node, Sequence, literal, parse
-from dgemma.constraint.product import both
+from dgemma.constraint.product import both, minus
 from dgemma.errors import InputError
 
 INTEGER_DIGITS = 18  # of an integer without bounds
@@ -24,9 +25,11 @@ FLOAT_DIGITS = 15
 _FAR = 10**40  # a bound beyond this is none, as only shorter numbers are written
 _MAX_REMAINDERS = 2000
 _MAX_LISTED = 2000
+_LEAST_DIVISOR = 0.25  # of numbers of 15 digits: quotients that a float tells apart
 # The exponent is so short that no float is infinite.
 _NUMBER = parse(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]+)?([eE](\+?[0-9]{1,2}|-[0-9]{1,3}))?")
-_FRACTION = parse(r"-?(0|[1-9][0-9]{0,14})\.[0-9]{0,14}[1-9]")
+_POINT_ZEROS = parse(r"(\.0+)?")
+_ZEROS = parse("0*")
 _NO_INTEGER = parse(r"-?[0-9]+\.[0-9]*[1-9]")
 _SHORT = parse(rf"-?[0-9]{{1,{FLOAT_DIGITS}}}(\.[0-9]+)?")
 
@@ -56,10 +59,12 @@ def integers(bounds: Bounds) -> Node | None:
     return _numerals(bounds, INTEGER_DIGITS, lambda length: 0)
 
 
-def numbers(bounds: Bounds, clock: Clock, *, only_fractions: bool = False) -> Node | None:
-    """The numbers between bounds, or those among them that are no integers."""
-    if not bounds:
-        return _FRACTION if only_fractions else _NUMBER
+def numbers(
+    bounds: Bounds, clock: Clock, *, only_fractions: bool = False, plain: bool = False
+) -> Node | None:
+    """The numbers between bounds, or those among them that are no integers. plain: without exponents."""
+    if not bounds and not only_fractions and not plain:
+        return _NUMBER
     found = _numerals(bounds, FLOAT_DIGITS, lambda length: max(0, FLOAT_DIGITS - length))
     return both(found, _NO_INTEGER, clock) if only_fractions and found is not None else found
 
@@ -151,8 +156,7 @@ def multiples(node: Node, of: Number, bounds: Bounds, clock: Clock) -> Node | No
         if shorter is None:
             return None
         node = shorter
-    places = next(places for places in range(1100) if (Fraction(of) * 10**places).denominator == 1)
-    divisor = int(Fraction(of) * 10**places)
+    divisor, places = _scaled(of)
     if divisor * (places + 1) <= _MAX_REMAINDERS:
         return both(node, _remainders(divisor, places), clock)
     low, high = bounds.low, bounds.high
@@ -163,6 +167,33 @@ def multiples(node: Node, of: Number, bounds: Bounds, clock: Clock) -> Node | No
     listed = [Fraction(of) * n for n in range(math.floor(low / of), math.ceil(high / of) + 1)]
     texts = [str(int(x)) if x.denominator == 1 else repr(float(x)) for x in listed if bounds.hold(float(x))]
     return both(node, Either(tuple(map(literal, texts))), clock) if texts else None
+
+
+def no_multiples(node: Node, of: Number, clock: Clock) -> Node | None:
+    """Those of the numbers `node`, written without exponents, that are multiples to no arithmetic."""
+    if of < _LEAST_DIVISOR or Fraction(repr(of)) != Fraction(of):
+        return None
+    short = both(node, _SHORT, clock)
+    divisor, places = _scaled(of)
+    if short is None or divisor * (places + 1) > _MAX_REMAINDERS:
+        return None
+    return minus(short, Sequence((_remainders(divisor, places), _ZEROS if places else _POINT_ZEROS)), clock)
+
+
+def _scaled(of: Number) -> tuple[int, int]:
+    """A divisor and places: of = divisor / 10^places."""
+    places = next(places for places in range(1100) if (Fraction(of) * 10**places).denominator == 1)
+    return int(Fraction(of) * 10**places), places
+
+
+def unlike(node: Node, value: Number, clock: Clock) -> Node | None:
+    """Those of the numbers `node`, written without exponents, that do not equal `value`."""
+    text = str(value) if isinstance(value, int) else f"{Decimal(repr(value)):f}"
+    whole, _, places = text.partition(".")
+    places = places.rstrip("0")
+    sign = "-?" if Fraction(repr(value)) == 0 else ""
+    written = rf"{sign}{whole}\.{places}0*" if places else rf"{sign}{whole}(\.0+)?"
+    return minus(node, parse(written), clock)
 
 
 @lru_cache(maxsize=64)

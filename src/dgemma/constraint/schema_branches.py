@@ -1,4 +1,4 @@
-"""What a schema says in place: references, `allOf`, `anyOf`, unfolded into branches of plain schemas.
+"""What a schema says in place (references, `allOf`, `anyOf`, `if` and so on), unfolded into branches.
 
 A value is valid when it satisfies every schema of at least one branch. Of the schemas in a branch only the
 keywords that look at the value itself are left to read.
@@ -8,23 +8,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from dgemma.constraint.schema_keywords import check_keywords, items, kinds_of, refused
-from dgemma.constraint.schema_source import Schema, SchemaSource
+from dgemma.constraint.schema_conflicts import Conflicts
+from dgemma.constraint.schema_keywords import MADE, check_keywords, entries, items, refused, text
+from dgemma.constraint.schema_negation import Negation
+from dgemma.constraint.schema_source import Branch, Schema, SchemaSource, Together
 from dgemma.errors import InputError
 
 MAX_BRANCHES = 500
 _MAX_REFERENCES = 100
 
-Branch = tuple[dict[str, Any], ...]
-
 
 class Branches:
     def __init__(self, source: SchemaSource) -> None:
         self.source = source
+        self._negation = Negation(source)
+        self._conflicts = Conflicts(source, self.of)
         self._known: dict[int, list[Branch]] = {}
         self._open: set[int] = set()
+        self._hides: dict[int, dict[str, Any]] = {}
 
-    def of(self, schemas: tuple[Schema, ...]) -> list[Branch]:
+    def of(self, schemas: Together) -> list[Branch]:
         """Of all these schemas together."""
         found: list[Branch] = [()]
         for schema in schemas:
@@ -55,16 +58,26 @@ class Branches:
     def _unfolded(self, schema: dict[str, Any], where: str) -> list[Branch]:
         check_keywords(schema, where)
         found: list[Branch] = [(schema,)]
-        if "$ref" in schema:
-            found = self._joined(found, self.of_one(self.source.target(schema, schema["$ref"])), schema)
-        for part in self._schemas(schema, "allOf", where):
-            found = self._joined(found, self.of_one(part), schema)
-        if "anyOf" in schema:
-            parts = self._schemas(schema, "anyOf", where)
-            found = self._joined(found, [branch for part in parts for branch in self.of_one(part)], schema)
+        for ways in (
+            *self._references(schema, where),
+            *([part] for part in self._schemas(schema, "allOf", where)),
+            *([self._schemas(schema, "anyOf", where)] if "anyOf" in schema else []),
+            *([self._conditional(schema, where)] if "if" in schema else []),
+            *self._dependent(schema, where),
+        ):
+            found = self._joined(found, [branch for way in ways for branch in self.of_one(way)], schema)
+        if "not" in schema:
+            found = self._joined(found, self._without(self._schema(schema, "not", where)), schema)
         if "oneOf" in schema:
             found = self._joined(found, self._one_of(schema, where), schema)
+        if "unevaluatedProperties" in schema:
+            found = [self._without_other_properties(schema, branch, where) for branch in found]
+        if "unevaluatedItems" in schema:
+            found = [self._without_other_items(schema, branch, where) for branch in found]
         return found
+
+    def _schema(self, schema: dict[str, Any], keyword: str, where: str) -> Schema:
+        return self.source.checked(schema.get(keyword, True), f"{where}/{keyword}")
 
     def _schemas(self, schema: dict[str, Any], keyword: str, where: str) -> list[Schema]:
         parts = items(schema, keyword, where)
@@ -72,20 +85,89 @@ class Branches:
             raise refused(where, keyword, "is empty; give at least one schema")
         return [self.source.checked(part, f"{where}/{keyword}/{at}") for at, part in enumerate(parts)]
 
+    def _made(self, made: dict[str, Any], at: object) -> dict[str, Any]:
+        return self.source.placed({**made, MADE: True}, at)
+
+    def _references(self, schema: dict[str, Any], where: str) -> list[list[Schema]]:
+        found = [[self.source.target(schema, schema["$ref"])]] if "$ref" in schema else []
+        if (reference := text(schema, "$dynamicRef", where)) is not None:
+            if self.source.is_dynamic(reference):
+                raise refused(where, "$dynamicRef", "has several targets, by who refers to it; use '$ref'")
+            found.append([self.source.target(schema, reference)])
+        return found
+
+    def _conditional(self, schema: dict[str, Any], where: str) -> list[Schema]:
+        condition, then, otherwise = (self._schema(schema, name, where) for name in ("if", "then", "else"))
+        return [
+            self._made({"allOf": [condition, then]}, schema),
+            self._made({"not": condition, "allOf": [otherwise]}, schema),
+        ]
+
+    def _dependent(self, schema: dict[str, Any], where: str) -> list[list[Schema]]:
+        found: list[list[Schema]] = []
+        for keyword in ("dependentRequired", "dependentSchemas"):
+            for name, asked in entries(schema, keyword, where).items():
+                there: dict[str, Any] = {"type": "object", "required": [name]}
+                if keyword == "dependentRequired":
+                    if not isinstance(asked, list):
+                        raise refused(
+                            where, keyword, f"is {str(asked)[:40]!r} for {name[:40]!r}; give a list"
+                        )
+                    there["required"] = [name, *asked]
+                else:
+                    there["allOf"] = [self.source.checked(asked, f"{where}/{keyword}/{name[:60]}")]
+                absent = {"properties": {name: False}}
+                found.append([self._made(absent, schema), self._made(there, schema)])
+        return found
+
     def _one_of(self, schema: dict[str, Any], where: str) -> list[Branch]:
-        """Only where no value can satisfy two of them."""
-        seen: list[frozenset[str]] = []
+        """Each part without all others, except those that exclude it anyway."""
+        parts = self._schemas(schema, "oneOf", where)
         found: list[Branch] = []
-        for part in self._schemas(schema, "oneOf", where):
+        for at, part in enumerate(parts):
             branches = self.of_one(part)
-            kinds: frozenset[str] = frozenset()
-            for branch in branches:
-                kinds |= frozenset.intersection(*(kinds_of(one, where) for one in branch))
-            if any(kinds & other for other in seen):
-                raise refused(where, "oneOf", "has parts that may be valid at once; use 'anyOf'")
-            seen.append(kinds)
+            for number, other in enumerate(parts):
+                if number != at and not self._conflicts.exclude(part, other):
+                    branches = self._joined(branches, self._without(other), schema)
             found += branches
         return found
+
+    def _without(self, schema: Schema) -> list[Branch]:
+        """What does not satisfy a schema. What is looked at only to find this out is not seen by others."""
+        branches = [branch for way in self._negation.of(schema) for branch in self.of_one(way)]
+        return [tuple(one if MADE in one else self._hidden(one) for one in branch) for branch in branches]
+
+    def _hidden(self, schema: dict[str, Any]) -> dict[str, Any]:
+        if id(schema) not in self._hides:
+            self._hides[id(schema)] = self._made(schema, schema)
+        return self._hides[id(schema)]
+
+    def _without_other_properties(self, schema: dict[str, Any], branch: Branch, where: str) -> Branch:
+        """Only properties that some schema of the branch looks at, unless one looks at all."""
+        seen = [one for one in branch if MADE not in one]
+        if any(
+            "additionalProperties" in one or ("unevaluatedProperties" in one and one is not schema)
+            for one in seen
+        ):
+            return branch
+        made: dict[str, Any] = {
+            "properties": dict.fromkeys(
+                (name for one in seen for name in entries(one, "properties", where)), True
+            ),
+            "patternProperties": dict.fromkeys(
+                (name for one in seen for name in entries(one, "patternProperties", where)), True
+            ),
+            "additionalProperties": self._schema(schema, "unevaluatedProperties", where),
+        }
+        return (*branch, self._made(made, schema))
+
+    def _without_other_items(self, schema: dict[str, Any], branch: Branch, where: str) -> Branch:
+        seen = [one for one in branch if MADE not in one]
+        if any("items" in one or ("unevaluatedItems" in one and one is not schema) for one in seen):
+            return branch
+        size = max((len(items(one, "prefixItems", where)) for one in seen), default=0)
+        made = {"prefixItems": [True] * size, "items": self._schema(schema, "unevaluatedItems", where)}
+        return (*branch, self._made(made, schema))
 
     def _joined(self, first: list[Branch], second: list[Branch], schema: Schema) -> list[Branch]:
         """Each of the first with each of the second; a schema that stands in both stands there once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dgemma.errors import InputError, suggestion
@@ -14,23 +15,33 @@ ANNOTATIONS = frozenset(
     }
 )  # fmt: skip
 IN_PLACE = frozenset(
-    {"$ref", "allOf", "anyOf", "oneOf"}
+    {
+        "$dynamicRef", "$ref", "allOf", "anyOf", "dependentRequired", "dependentSchemas", "else", "if", "not",
+        "oneOf", "then", "unevaluatedItems", "unevaluatedProperties",
+    }
 )  # fmt: skip
 ASSERTIONS = frozenset(
     {
-        "additionalProperties", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "items",
-        "maxItems", "maxLength", "maxProperties", "maximum", "minItems", "minLength", "minProperties",
-        "minimum", "multipleOf", "pattern", "patternProperties", "prefixItems", "properties",
-        "propertyNames", "required", "type", "uniqueItems",
+        "additionalProperties", "const", "contains", "enum", "exclusiveMaximum", "exclusiveMinimum",
+        "format", "items", "maxContains", "maxItems", "maxLength", "maxProperties", "maximum", "minContains",
+        "minItems", "minLength", "minProperties", "minimum", "multipleOf", "pattern", "patternProperties",
+        "prefixItems", "properties", "propertyNames", "required", "type", "uniqueItems",
     }
 )  # fmt: skip
 _REFUSED = {
-    "$dynamicRef": "depends on who refers to it; use '$ref'",
     "$recursiveRef": "depends on who refers to it; use '$ref'",
     "additionalItems": "belongs to older drafts; use 'prefixItems' and 'items'",
-    "dependencies": "belongs to older drafts; use 'dependentRequired'",
+    "dependencies": "belongs to older drafts; use 'dependentRequired' or 'dependentSchemas'",
     "nullable": "belongs to OpenAPI; use a list of types with 'null' in it",
 }
+# Keywords of schemas that were made for others (`schema_negation.py`); none comes from outside with them.
+ONLY_KINDS = "\0kinds"  # a list of kinds
+UNLIKE = "\0unlike"  # values that it is not
+NOT_FOUND = "\0not found"  # a pattern that is not found in a string
+NO_MULTIPLE = "\0no multiple"  # of this number
+MADE = "\0made"  # names properties without saying that there are no others
+MADE_KEYWORDS = frozenset({ONLY_KINDS, UNLIKE, NOT_FOUND, NO_MULTIPLE, MADE})
+_KNOWN = ASSERTIONS | ANNOTATIONS | IN_PLACE | MADE_KEYWORDS
 KINDS = ("null", "boolean", "integer", "fraction", "string", "array", "object")
 """Types of values, where a number is an integer or not: a fraction."""
 
@@ -45,11 +56,11 @@ def refused(where: str, keyword: str, why: str) -> InputError:
 
 def check_keywords(schema: dict[str, Any], where: str) -> None:
     for keyword in schema:
-        if keyword in ASSERTIONS or keyword in ANNOTATIONS or keyword in IN_PLACE or keyword.startswith("x-"):
+        if keyword in _KNOWN or keyword.startswith("x-"):
             continue
         if keyword in _REFUSED:
             raise refused(where, keyword, f"is not supported: it {_REFUSED[keyword]}")
-        near = suggestion(keyword, ASSERTIONS | ANNOTATIONS | IN_PLACE, otherwise="; remove it.")
+        near = suggestion(keyword, _KNOWN, otherwise="; remove it.")
         raise InputError(
             f"the JSON schema's {keyword[:60]!r} at {where} is not a keyword that is supported{near}"
         )
@@ -57,6 +68,8 @@ def check_keywords(schema: dict[str, Any], where: str) -> None:
 
 def kinds_of(schema: dict[str, Any], where: str) -> frozenset[str]:
     """The kinds that `type` of a schema admits."""
+    if ONLY_KINDS in schema:
+        return frozenset(schema[ONLY_KINDS])
     if "type" not in schema:
         return frozenset(KINDS)
     given = schema["type"]
@@ -109,3 +122,15 @@ def items(schema: dict[str, Any], keyword: str, where: str, *, of: type | None =
         kind = "a list" if of is None else "a list of strings"
         raise refused(where, keyword, f"is {str(value)[:40]!r}; give {kind}")
     return value
+
+
+def least_and_most(
+    branch: Iterable[dict[str, Any]], what: str, where: Callable[[object], str]
+) -> tuple[int, int | None]:
+    """The largest of `min...` and the smallest of `max...`."""
+    least, most = 0, None
+    for schema in branch:
+        least = max(least, count(schema, f"min{what}", where(schema)) or 0)
+        limit = count(schema, f"max{what}", where(schema))
+        most = limit if most is None or (limit is not None and limit < most) else most
+    return least, most

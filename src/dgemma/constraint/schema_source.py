@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+from dgemma.constraint.schema_keywords import MADE_KEYWORDS
 from dgemma.errors import InputError
 
 MAX_VALUES = 50_000
@@ -21,6 +22,15 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 
 Schema = dict[str, Any] | bool
+Together = tuple[Schema, ...]
+"""Schemas that hold at once. None of them is `true`; a single `false` says that nothing is valid."""
+Branch = tuple[dict[str, Any], ...]
+"""Schemas that hold at once, of which only the keywords are read that look at the value itself."""
+
+
+def together(schemas: Iterable[Schema]) -> Together:
+    found = {id(schema): schema for schema in schemas if schema is not True}
+    return (False,) if False in found.values() else tuple(found.values())
 
 
 class SchemaSource:
@@ -32,6 +42,7 @@ class SchemaSource:
         self._where: dict[int, str] = {}
         self._base: dict[int, str] = {}  # the address that references in a schema are relative to
         self._named: dict[str, Schema] = {}  # by address, with or without an anchor
+        self._dynamic: dict[str, int] = {}  # how often a dynamic anchor stands there
         self._kept: list[object] = []  # so that an identity stays good
         self.root = self.checked(self._copied(schema, "#", 0), "#")
         self._index(self.root)
@@ -54,6 +65,10 @@ class SchemaSource:
                 "object, true or false."
             )
         return schema
+
+    def is_dynamic(self, reference: str) -> bool:
+        """Whether an anchor has a meaning that depends on who refers to it: it stands in several places."""
+        return self._dynamic.get(urldefrag(reference)[1], 0) > 1
 
     def target(self, schema: dict[str, Any], reference: object) -> Schema:
         """What `$ref` in `schema` points at."""
@@ -120,6 +135,8 @@ class SchemaSource:
     def _text(self, value: object, where: str) -> str:
         if not isinstance(value, str):
             raise InputError(f"the JSON schema has a key of type {type(value).__name__} at {where}.")
+        if value in MADE_KEYWORDS:
+            raise InputError(f"the JSON schema has {value!r} at {where}, which is reserved; remove it.")
         self._chars_left -= len(value)
         if self._chars_left < 0:
             raise InputError(f"the JSON schema holds more than {MAX_CHARS} characters; shorten it.")
@@ -140,6 +157,7 @@ class SchemaSource:
             for keyword in ("$anchor", "$dynamicAnchor"):
                 if isinstance(anchor := schema.get(keyword), str):
                     self._named.setdefault(f"{base}#{anchor}", schema)
+                    self._dynamic[anchor] = self._dynamic.get(anchor, 0) + (keyword == "$dynamicAnchor")
             self._base[id(schema)] = base
             waiting += [(inner, base) for inner in _inner(schema)]
 

@@ -7,11 +7,10 @@ from typing import Literal
 from dgemma.constraint.automaton import Automaton, build
 from dgemma.constraint.clock import Clock
 from dgemma.constraint.json_text import FREE_CHARACTER, FREE_CONTENT, Style
-from dgemma.constraint.pattern import ANY_CHARACTER, Node, Repeat, parse_search
-from dgemma.constraint.product import both
-from dgemma.constraint.schema_branches import Branch
-from dgemma.constraint.schema_keywords import count, refused, text
-from dgemma.constraint.schema_source import SchemaSource
+from dgemma.constraint.pattern import ANY_CHARACTER, Either, Node, Repeat, literal, parse_search
+from dgemma.constraint.product import both, minus
+from dgemma.constraint.schema_keywords import NOT_FOUND, UNLIKE, least_and_most, refused, text
+from dgemma.constraint.schema_source import Branch, SchemaSource
 from dgemma.constraint.string_formats import FORMATS, WITHOUT_MEANING, format_pattern
 from dgemma.errors import InputError, suggestion
 
@@ -29,13 +28,11 @@ class Strings:
 
     def content(self, branch: Branch) -> Node | None:
         """What stands between the quotes; None when no string is valid."""
-        least, most = 0, None
+        least, most = least_and_most(branch, "Length", self._source.where)
         languages: list[Node] = []
+        excluded: list[Node] = []
         for schema in branch:
             where = self._source.where(schema)
-            least = max(least, count(schema, "minLength", where) or 0)
-            limit = count(schema, "maxLength", where)
-            most = limit if most is None or (limit is not None and limit < most) else most
             if (pattern := text(schema, "pattern", where)) is not None:
                 languages.append(self.searched(pattern, "surely", where, "pattern"))
             if (name := text(schema, "format", where)) is not None and name not in WITHOUT_MEANING:
@@ -43,6 +40,9 @@ class Strings:
                     near = suggestion(name, FORMATS, otherwise=f"; known are {', '.join(sorted(FORMATS))}.")
                     raise InputError(f"the JSON schema's 'format' at {where} is {name[:40]!r}{near}")
                 languages.append(format_pattern(name))
+            if (pattern := text(schema, NOT_FOUND, where)) is not None:
+                excluded.append(self.searched(pattern, "possibly", where, "pattern"))
+            excluded += [literal(value) for value in schema.get(UNLIKE, []) if isinstance(value, str)]
         if most is not None and most < least:
             return None
         if least or most is not None or not languages:
@@ -53,6 +53,8 @@ class Strings:
         found: Node | None = spelled[0]
         for other in spelled[1:]:
             found = both(found, other, self._clock) if found is not None else None
+        if excluded and found is not None:
+            found = minus(found, self._style.spelled(Either(tuple(excluded))), self._clock)
         return found
 
     def matches(self, pattern: str, value: str, where: str, keyword: str = "pattern") -> bool | None:

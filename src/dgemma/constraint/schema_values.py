@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
-from dgemma.constraint.numerals import Bounds
-from dgemma.constraint.schema_keywords import count, entries, items, kinds_of, number, refused, text
+from dgemma.constraint.json_values import frozen, kind_of, same
+from dgemma.constraint.schema_keywords import (
+    NO_MULTIPLE,
+    NOT_FOUND,
+    UNLIKE,
+    count,
+    entries,
+    items,
+    kinds_of,
+    text,
+)
+from dgemma.constraint.schema_numbers import bounds_of, divisor_of
 from dgemma.constraint.schema_source import Schema, SchemaSource
 from dgemma.constraint.schema_strings import Strings
 from dgemma.errors import InputError
@@ -16,58 +26,6 @@ Verdict = bool | None
 """None: readers of the schema may differ."""
 
 _MAX_DEPTH = 100
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equal as JSON: 1 is 1.0 and is not true."""
-    if isinstance(a, bool) or isinstance(b, bool) or type(a) is not type(b):
-        numbers = not isinstance(a, bool) and not isinstance(b, bool)
-        is_number = isinstance(a, int | float) and isinstance(b, int | float)
-        return a == b if numbers and is_number else a is b
-    if isinstance(a, list):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    return bool(a == b)
-
-
-def kind_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "integer" if value == int(value) else "fraction"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
-
-
-def bounds_of(schemas: Iterable[dict[str, Any]], source: SchemaSource) -> Bounds:
-    """The narrowest of the bounds that these schemas give a number."""
-    low: tuple[int | float, bool] | None = None
-    high: tuple[int | float, bool] | None = None
-    for schema in schemas:
-        where = source.where(schema)
-        for keyword, excluded in (("minimum", False), ("exclusiveMinimum", True)):
-            value = number(schema, keyword, where)
-            if value is not None and (low is None or (value, excluded) > low):
-                low = (value, excluded)
-        for keyword, excluded in (("maximum", False), ("exclusiveMaximum", True)):
-            value = number(schema, keyword, where)
-            if value is not None and (high is None or (value, not excluded) < (high[0], not high[1])):
-                high = (value, excluded)
-    return Bounds(
-        None if low is None else low[0],
-        None if high is None else high[0],
-        low is not None and low[1],
-        high is not None and high[1],
-    )
 
 
 def _all(verdicts: Iterable[Verdict]) -> Verdict:
@@ -87,11 +45,22 @@ def _not(verdict: Verdict) -> Verdict:
     return None if verdict is None else not verdict
 
 
+def _is_multiple(value: float, of: float) -> Verdict:
+    """None where exact arithmetic and that of floats differ."""
+    exact = (Fraction(repr(value)) / Fraction(repr(of))).denominator == 1
+    try:
+        quotient = value / of
+        return exact if exact == (quotient == int(quotient)) else None
+    except OverflowError:
+        return None
+
+
 class Values:
     def __init__(self, source: SchemaSource, strings: Strings) -> None:
         self._source = source
         self._strings = strings
         self._depth = 0
+        self._known: dict[int, frozenset[Hashable]] = {}
 
     def valid(self, schema: Schema, value: Any) -> Verdict:
         """Whether `value` satisfies `schema`, with all it refers to."""
@@ -111,7 +80,9 @@ class Values:
         if "const" in schema:
             yield same(schema["const"], value)
         if "enum" in schema:
-            yield any(same(item, value) for item in items(schema, "enum", where))
+            yield frozen(value) in self._frozen(items(schema, "enum", where))
+        if UNLIKE in schema:
+            yield frozen(value) not in self._frozen(schema[UNLIKE])
         if "$ref" in schema:
             yield self.valid(self._source.target(schema, schema["$ref"]), value)
         yield from (self.valid(part, value) for part in items(schema, "allOf", where))
@@ -121,6 +92,12 @@ class Values:
             verdicts = [self.valid(part, value) for part in items(schema, "oneOf", where)]
             certain = verdicts.count(True)
             yield False if certain > 1 else None if None in verdicts else certain == 1
+        if "not" in schema:
+            yield _not(self.valid(schema["not"], value))
+        if "if" in schema:
+            condition = self.valid(schema["if"], value)
+            yield _any([_not(condition), self.valid(schema.get("then", True), value)])
+            yield _any([condition, self.valid(schema.get("else", True), value)])
         if kind in ("integer", "fraction"):
             yield from self._of_number(schema, value, where)
         elif kind == "string":
@@ -130,12 +107,17 @@ class Values:
         elif kind == "object":
             yield from self._of_object(schema, value, where)
 
+    def _frozen(self, values: list[Any]) -> frozenset[Hashable]:
+        if id(values) not in self._known:
+            self._known[id(values)] = frozenset(map(frozen, values))
+        return self._known[id(values)]
+
     def _of_number(self, schema: dict[str, Any], value: float, where: str) -> Iterator[Verdict]:
         yield bounds_of([schema], self._source).hold(value)
         if (divisor := divisor_of(schema, where)) is not None:
-            exact = (Fraction(repr(value)) / Fraction(repr(divisor))).denominator == 1
-            quotient = value / divisor
-            yield exact if exact == (quotient == int(quotient)) else None
+            yield _is_multiple(value, divisor)
+        if (divisor := divisor_of(schema, where, NO_MULTIPLE)) is not None:
+            yield _not(_is_multiple(value, divisor))
 
     def _of_string(self, schema: dict[str, Any], value: str, where: str) -> Iterator[Verdict]:
         yield (count(schema, "minLength", where) or 0) <= len(value)
@@ -143,6 +125,8 @@ class Values:
             yield len(value) <= most
         if (pattern := text(schema, "pattern", where)) is not None:
             yield self._strings.matches(pattern, value, where)
+        if (pattern := text(schema, NOT_FOUND, where)) is not None:
+            yield _not(self._strings.matches(pattern, value, where))
         if (name := text(schema, "format", where)) is not None:
             yield self._strings.has_format(name, value)
 
@@ -153,14 +137,34 @@ class Values:
         prefix = items(schema, "prefixItems", where)
         yield from (self.valid(part, item) for part, item in zip(prefix, value, strict=False))
         yield from (self.valid(schema.get("items", True), item) for item in value[len(prefix) :])
+        if "unevaluatedItems" in schema:
+            yield None
+        if "contains" in schema:
+            yield self._contained(schema, value, where)
         if schema.get("uniqueItems") is True:
-            yield not any(same(value[i], value[j]) for i in range(len(value)) for j in range(i))
+            yield len(set(map(frozen, value))) == len(value)
+
+    def _contained(self, schema: dict[str, Any], value: list[Any], where: str) -> Verdict:
+        verdicts = [self.valid(schema["contains"], item) for item in value]
+        certain, possible = verdicts.count(True), verdicts.count(True) + verdicts.count(None)
+        least = count(schema, "minContains", where)
+        least = 1 if least is None else least
+        most = count(schema, "maxContains", where)
+        if possible < least or (most is not None and certain > most):
+            return False
+        return True if certain >= least and (most is None or possible <= most) else None
 
     def _of_object(self, schema: dict[str, Any], value: dict[str, Any], where: str) -> Iterator[Verdict]:
         yield (count(schema, "minProperties", where) or 0) <= len(value)
         if (most := count(schema, "maxProperties", where)) is not None:
             yield len(value) <= most
         yield all(name in value for name in items(schema, "required", where, of=str))
+        for name, others in entries(schema, "dependentRequired", where).items():
+            yield name not in value or all(other in value for other in others)
+        for name, part in entries(schema, "dependentSchemas", where).items():
+            yield name not in value or self.valid(part, value)
+        if "unevaluatedProperties" in schema:
+            yield None
         properties = entries(schema, "properties", where)
         for key, item in value.items():
             if "propertyNames" in schema:
@@ -173,10 +177,3 @@ class Values:
                 verdicts.append(_any([_not(matches), self.valid(part, item)]))
             verdicts.append(_any([is_named, self.valid(schema.get("additionalProperties", True), item)]))
             yield from verdicts
-
-
-def divisor_of(schema: dict[str, Any], where: str) -> int | float | None:
-    divisor = number(schema, "multipleOf", where)
-    if divisor is not None and divisor <= 0:
-        raise refused(where, "multipleOf", f"is {divisor}; give a number above 0")
-    return divisor
