@@ -125,11 +125,12 @@ def object_pattern(
     least: int,
     most: int | None,
     style: Style,
+    most_others: int | None = None,
 ) -> Node | None:
     """Named members in their order (key, value, whether it has to be there), then others.
 
     How many there are is counted where that matters. Keys of others may repeat, as no machine remembers them
-    all: however many there are, they count as one towards `least`.
+    all: however many there are, they count as one towards `least`. With one of them at most, none can.
     """
     if any(required and value is None for _, value, required in named):
         return None
@@ -143,8 +144,8 @@ def object_pattern(
         most = None if other is None else min(most, len(members) + _MOST_OTHERS)
     limit = least if most is None else most
     # By the number of members so far: what follows when there are some, and when there are none.
-    follows = [_last(other, number, least, most, style) for number in range(limit + 1)]
-    begins = _first(other, least, most, style)
+    follows = [_last(other, number, least, most, most_others, style) for number in range(limit + 1)]
+    begins = _first(other, least, most, most_others, style)
     for node, required in reversed(members):
         nexts: list[Node | None] = [
             follows[min(number + 1, limit)] if most is None or number < most else None
@@ -167,10 +168,12 @@ def _either_way(
     return _one_of(ways)
 
 
-def _last(other: Node | None, number: int, least: int, most: int | None, style: Style) -> Node | None:
+def _last(
+    other: Node | None, number: int, least: int, most: int | None, most_others: int | None, style: Style
+) -> Node | None:
     """What follows behind the named members, when there are so many of them, and at least one."""
     ways: list[Node] = [_CLOSE_OBJECT] if number >= least else []
-    left = None if most is None else most - number
+    left = _least_of(None if most is None else most - number, most_others)
     if other is not None and number + 1 >= least and left != 0:
         again = Sequence((style.comma, other))
         if number >= least:
@@ -179,13 +182,20 @@ def _last(other: Node | None, number: int, least: int, most: int | None, style: 
     return _one_of(ways)
 
 
-def _first(other: Node | None, least: int, most: int | None, style: Style) -> Node | None:
+def _first(
+    other: Node | None, least: int, most: int | None, most_others: int | None, style: Style
+) -> Node | None:
     """The same when there are none."""
     ways: list[Node] = [_CLOSE_OBJECT] if least == 0 else []
-    if other is not None and least <= 1 and most != 0:
-        again = Repeat(Sequence((style.comma, other)), 0, None if most is None else most - 1)
+    left = _least_of(most, most_others)
+    if other is not None and least <= 1 and left != 0:
+        again = Repeat(Sequence((style.comma, other)), 0, None if left is None else left - 1)
         ways.append(Sequence((other, again, _CLOSE_OBJECT)))
     return _one_of(ways)
+
+
+def _least_of(first: int | None, second: int | None) -> int | None:
+    return second if first is None else first if second is None else min(first, second)
 
 
 def _one_of(ways: list[Node]) -> Node | None:

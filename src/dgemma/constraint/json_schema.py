@@ -16,6 +16,7 @@ from dgemma.constraint.json_text import Style
 from dgemma.constraint.parts import fits
 from dgemma.constraint.pattern import Either, Node
 from dgemma.constraint.schema_graph import circles
+from dgemma.constraint.schema_keywords import refused
 from dgemma.constraint.schema_plan import Plan
 from dgemma.constraint.schema_shapes import ArrayShape, DistinctShape, ObjectShape, Shape, inner
 from dgemma.constraint.schema_source import SchemaSource, Together
@@ -27,7 +28,7 @@ FREE_DEPTH = 3
 OBJECT_DEPTH = 4
 _MAX_SCHEMAS = 5000
 _MAX_NESTING = 60
-_GOOD_SIZE = 12_000  # parts; a larger pattern is tried with less depth
+_GOOD_SIZE = 8_000  # parts; a larger pattern is tried with less depth
 
 Key = tuple[int, ...]
 
@@ -38,17 +39,24 @@ def schema_pattern(
     *,
     max_depth: int = MAX_DEPTH,
     free_depth: int = FREE_DEPTH,
+    distinct_keys: bool = False,
     clock: Clock | None = None,
 ) -> Node:
     """The valid values of a JSON schema, written in a style.
 
     max_depth: how often a schema that refers to itself is unfolded, at most. free_depth: how deep a value of
     which the schema says nothing may be. Both give way while the machine is large, as long as something is
-    valid.
+    valid. distinct_keys: an object has at most one member whose key the schema does not name. Without this
+    there may be many, and no machine keeps two of their keys from being the same.
     """
-    return _Writer(SchemaSource(schema), style, clock or Clock(DEFAULT_SECONDS)).fitting(
-        max_depth, free_depth
-    )
+    clock = clock or Clock(DEFAULT_SECONDS)
+    try:
+        writer = _Writer(SchemaSource(schema), style, 1 if distinct_keys else None, clock)
+        return writer.fitting(max_depth, free_depth)
+    except RecursionError:
+        raise InputError(
+            "the JSON schema is nested too deeply, in itself or by references; flatten it."
+        ) from None
 
 
 def any_json(style: Style, depth: int = OBJECT_DEPTH) -> Node:
@@ -70,15 +78,14 @@ class _Limits:
     def smaller(self) -> Iterator[_Limits]:
         """Itself, then less and less of everything."""
         yield self
-        for step in range(1, 2 * max(self.depth, self.free_depth) + 1):
-            yield _Limits(
-                max(0, self.depth - step), max(0, self.free_depth - step // 2), max(2, 64 >> (step - 1))
-            )
+        for share, items in ((0.65, 64), (0.4, 16), (0.25, 8), (0.125, 4), (0.0, 2)):
+            yield _Limits(int(self.depth * share), int(self.free_depth * share + 0.5), items)
 
 
 class _Writer:
-    def __init__(self, source: SchemaSource, style: Style, clock: Clock) -> None:
+    def __init__(self, source: SchemaSource, style: Style, most_others: int | None, clock: Clock) -> None:
         self._style = style
+        self._most_others = most_others
         self._clock = clock
         self._plan = Plan(source, style, clock)
         self._shapes: dict[Key, list[Shape]] = {}
@@ -126,6 +133,11 @@ class _Writer:
             raise InputError(
                 "the JSON schema refers to itself in such a way that no finite value is valid; make the "
                 "reference optional, or an alternative of 'anyOf'."
+            )
+        if (missing := self._plan.branches.without_opposite) is not None:
+            keyword, where = missing
+            raise refused(
+                where, keyword, "is asked for its opposite ('not', 'oneOf' or 'if'), which is not supported"
             )
         raise InputError("no value at all is valid for the JSON schema: what it asks for contradicts itself.")
 
@@ -188,7 +200,7 @@ class _Writer:
         if isinstance(shape, ObjectShape):
             named = [(some.key, child(some.value), some.required) for some in shape.named]
             others = [(keys, child(value)) for keys, value in shape.others]
-            return object_pattern(named, others, shape.least, shape.most, self._style)
+            return object_pattern(named, others, shape.least, shape.most, self._style, self._most_others)
         return shape
 
 

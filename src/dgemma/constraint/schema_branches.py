@@ -8,8 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from dgemma.constraint.clock import Clock
 from dgemma.constraint.schema_conflicts import Conflicts
-from dgemma.constraint.schema_keywords import MADE, check_keywords, entries, items, refused, text
+from dgemma.constraint.schema_keywords import (
+    MADE,
+    check_keywords,
+    entries,
+    items,
+    names_by_name,
+    refused,
+    text,
+)
 from dgemma.constraint.schema_negation import Negation
 from dgemma.constraint.schema_source import Branch, Schema, SchemaSource, Together
 from dgemma.errors import InputError
@@ -19,13 +28,19 @@ _MAX_REFERENCES = 100
 
 
 class Branches:
-    def __init__(self, source: SchemaSource) -> None:
+    def __init__(self, source: SchemaSource, clock: Clock) -> None:
         self.source = source
+        self._clock = clock
         self._negation = Negation(source)
         self._conflicts = Conflicts(source, self.of)
         self._known: dict[int, list[Branch]] = {}
         self._open: set[int] = set()
         self._hides: dict[int, dict[str, Any]] = {}
+
+    @property
+    def without_opposite(self) -> tuple[str, str] | None:
+        """A keyword whose opposite was asked for and is not known, and where it stands."""
+        return self._negation.missing
 
     def of(self, schemas: Together) -> list[Branch]:
         """Of all these schemas together."""
@@ -104,30 +119,34 @@ class Branches:
         ]
 
     def _dependent(self, schema: dict[str, Any], where: str) -> list[list[Schema]]:
-        found: list[list[Schema]] = []
-        for keyword in ("dependentRequired", "dependentSchemas"):
-            for name, asked in entries(schema, keyword, where).items():
-                there: dict[str, Any] = {"type": "object", "required": [name]}
-                if keyword == "dependentRequired":
-                    if not isinstance(asked, list):
-                        raise refused(
-                            where, keyword, f"is {str(asked)[:40]!r} for {name[:40]!r}; give a list"
-                        )
-                    there["required"] = [name, *asked]
-                else:
-                    there["allOf"] = [self.source.checked(asked, f"{where}/{keyword}/{name[:60]}")]
-                absent = {"properties": {name: False}}
-                found.append([self._made(absent, schema), self._made(there, schema)])
-        return found
+        """For each name: it is not there, or more has to be."""
+        there: list[tuple[str, dict[str, Any]]] = [
+            (name, {"type": "object", "required": [name, *others]})
+            for name, others in names_by_name(schema, "dependentRequired", where).items()
+        ]
+        there += [
+            (name, {"type": "object", "required": [name], "allOf": [part]})
+            for name, part in entries(schema, "dependentSchemas", where).items()
+        ]
+        return [
+            [self._made({"properties": {name: False}}, schema), self._made(more, schema)]
+            for name, more in there
+        ]
 
     def _one_of(self, schema: dict[str, Any], where: str) -> list[Branch]:
         """Each part without all others, except those that exclude it anyway."""
         parts = self._schemas(schema, "oneOf", where)
+        overlap = {
+            frozenset({at, other})
+            for at in range(len(parts))
+            for other in range(at)
+            if not self._conflicts.exclude(parts[at], parts[other])
+        }
         found: list[Branch] = []
         for at, part in enumerate(parts):
             branches = self.of_one(part)
             for number, other in enumerate(parts):
-                if number != at and not self._conflicts.exclude(part, other):
+                if {at, number} in overlap:
                     branches = self._joined(branches, self._without(other), schema)
             found += branches
         return found
@@ -171,6 +190,7 @@ class Branches:
 
     def _joined(self, first: list[Branch], second: list[Branch], schema: Schema) -> list[Branch]:
         """Each of the first with each of the second; a schema that stands in both stands there once."""
+        self._clock.check()
         found: dict[tuple[int, ...], Branch] = {}
         if len(first) * len(second) > MAX_BRANCHES:
             raise InputError(

@@ -124,6 +124,15 @@ def items(schema: dict[str, Any], keyword: str, where: str, *, of: type | None =
     return value
 
 
+def names_by_name(schema: dict[str, Any], keyword: str, where: str) -> dict[str, list[str]]:
+    """A list of names for each of some names."""
+    value = entries(schema, keyword, where)
+    for names in value.values():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise refused(where, keyword, f"has {str(names)[:40]!r} in it; give lists of strings")
+    return value
+
+
 def least_and_most(
     branch: Iterable[dict[str, Any]], what: str, where: Callable[[object], str]
 ) -> tuple[int, int | None]:

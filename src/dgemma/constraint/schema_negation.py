@@ -21,6 +21,7 @@ from dgemma.constraint.schema_keywords import (
     entries,
     items,
     kinds_of,
+    names_by_name,
     number,
 )
 from dgemma.constraint.schema_source import Schema, SchemaSource
@@ -31,6 +32,10 @@ _OPPOSITE_BOUND = {
     "maximum": "exclusiveMinimum",
     "exclusiveMaximum": "minimum",
 }
+_WITHOUT_OPPOSITE = (
+    "additionalProperties", "format", "maxContains", "minContains", "patternProperties", "propertyNames",
+    "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
+)  # fmt: skip
 _COUNTED = {"Length": "string", "Items": "array", "Properties": "object"}
 
 
@@ -38,13 +43,17 @@ class Negation:
     def __init__(self, source: SchemaSource) -> None:
         self._source = source
         self._known: dict[int, list[Schema]] = {}
+        self.missing: tuple[str, str] | None = None  # a keyword without an opposite that was met, and where
 
     def of(self, schema: Schema) -> list[Schema]:
         """Schemas that are not satisfied where `schema` is; the same objects each time."""
         if isinstance(schema, bool):
             return [not schema]
         if id(schema) not in self._known:
-            found = self._all(schema, self._source.where(schema))
+            where = self._source.where(schema)
+            found = self._all(schema, where)
+            if met := [keyword for keyword in _WITHOUT_OPPOSITE if keyword in schema]:
+                self.missing = (met[0], where)
             self._known[id(schema)] = [
                 self._source.placed({**some, MADE: True}, schema) if isinstance(some, dict) else some
                 for some in found
@@ -99,8 +108,8 @@ class Negation:
             yield {"type": "object", "properties": {name: False}}
         for name, part in entries(schema, "properties", where).items():
             yield {"type": "object", "required": [name], "properties": {name: self._not(part)}}
-        for name, others in entries(schema, "dependentRequired", where).items():
-            for other in others if isinstance(others, list) else []:
+        for name, others in names_by_name(schema, "dependentRequired", where).items():
+            for other in others:
                 yield {"type": "object", "required": [name], "properties": {other: False}}
         for name, part in entries(schema, "dependentSchemas", where).items():
             yield {"type": "object", "required": [name], "not": part}
@@ -127,6 +136,7 @@ class Negation:
                 yield {"allOf": [self._not(schema["if"]), self._not(schema["else"])]}
 
     def _not(self, schema: Schema) -> Schema:
+        schema = self._source.checked(schema, self._source.where(schema))
         if isinstance(schema, bool):
             return not schema
         return self._source.placed({"not": schema, MADE: True}, schema)

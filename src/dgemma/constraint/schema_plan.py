@@ -24,7 +24,7 @@ class Plan:
         self._source = source
         self._style = style
         self._clock = clock
-        self._branches = Branches(source)
+        self.branches = Branches(source, clock)
         self._strings = Strings(source, style, clock)
         self._values = Values(source, self._strings)
         self._arrays = Arrays(source, style, self._all_values)
@@ -33,7 +33,7 @@ class Plan:
     def shapes(self, schemas: Together) -> list[Shape]:
         """All that is valid, as a union; nothing at all when the list is empty."""
         found: list[Shape] = []
-        for branch in self._branches.of(schemas):
+        for branch in self.branches.of(schemas):
             self._clock.check()
             if (values := self._listed(branch)) is not None:
                 if values:
@@ -75,7 +75,7 @@ class Plan:
 
     def _all_values(self, schemas: Together) -> list[Any] | None:
         found: list[Any] = []
-        for branch in self._branches.of(schemas):
+        for branch in self.branches.of(schemas):
             if (values := self._listed(branch)) is None:
                 kinds = self._kinds(branch)
                 if not kinds <= {"null", "boolean"}:
@@ -87,7 +87,7 @@ class Plan:
     def _contents(self, schemas: Together) -> Node | None:
         """The spelled strings that satisfy schemas."""
         found: list[Node] = []
-        for branch in self._branches.of(schemas):
+        for branch in self.branches.of(schemas):
             if (values := self._listed(branch)) is not None:
                 found += [self._style.spelled(literal(value)) for value in values if isinstance(value, str)]
             elif "string" in self._kinds(branch) and (content := self._strings.content(branch)) is not None:

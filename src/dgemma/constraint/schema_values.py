@@ -15,6 +15,7 @@ from dgemma.constraint.schema_keywords import (
     entries,
     items,
     kinds_of,
+    names_by_name,
     text,
 )
 from dgemma.constraint.schema_numbers import bounds_of, divisor_of
@@ -64,6 +65,7 @@ class Values:
 
     def valid(self, schema: Schema, value: Any) -> Verdict:
         """Whether `value` satisfies `schema`, with all it refers to."""
+        schema = self._source.checked(schema, self._source.where(schema))
         if isinstance(schema, bool):
             return schema
         self._depth += 1
@@ -159,7 +161,7 @@ class Values:
         if (most := count(schema, "maxProperties", where)) is not None:
             yield len(value) <= most
         yield all(name in value for name in items(schema, "required", where, of=str))
-        for name, others in entries(schema, "dependentRequired", where).items():
+        for name, others in names_by_name(schema, "dependentRequired", where).items():
             yield name not in value or all(other in value for other in others)
         for name, part in entries(schema, "dependentSchemas", where).items():
             yield name not in value or self.valid(part, value)
