@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str]] = {
         "machine",
         "generation",
     },
-    "canvas": {"errors", "params", "events", "given", "text", "engine"},
+    "canvas": {"errors", "params", "events", "given", "text", "constraint", "engine"},
     "language_model": {
         "canvas",
         "errors",
@@ -48,6 +48,7 @@ ROOMS: dict[str, set[str]] = {
         "model",
         "diffusion",
         "text",
+        "constraint",
         "checkpoint",
         "generation",
         "engine",
@@ -65,9 +66,10 @@ ROOMS: dict[str, set[str]] = {
     "evaluation": {"errors", "params", "events", "text", "language_model", "sudoku"},
     "bench": {"events", "language_model"},
     "selfcheck": {"checkpoint", "language_model", "machine", "model"},
-    "server": {"errors", "params", "events", "given", "text", "engine", "canvas", "__init__"},
+    "server": {"errors", "params", "events", "given", "text", "constraint", "engine", "canvas", "__init__"},
     "cli": {
         "canvas",
+        "constraint",
         "errors",
         "params",
         "events",

@@ -30,6 +30,11 @@ class Given:
     def __bool__(self) -> bool:
         return bool(self.fixed or self.among or self.begin or self.watch)
 
+    @property
+    def choices(self) -> dict[int, Words]:
+        """The words one of which stands at each position about which something is said."""
+        return {**self.among, **{position: (token,) for position, token in self.fixed.items()}}
+
     @classmethod
     def from_pins(cls, pins: Mapping[int, int | Sequence[int]] | None) -> Given | None:
         """A token fixes a position; several limit it to these."""

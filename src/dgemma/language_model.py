@@ -10,8 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, overload
 
-import torch
-
 from dgemma.canvas.calibration import Calibration
 from dgemma.canvas.decide import Decision, Question, decide
 from dgemma.canvas.edit import Edited, EditOptions, edit
@@ -20,15 +18,18 @@ from dgemma.canvas.rounds import drive
 from dgemma.canvas.workbench import Workbench
 from dgemma.checkpoint.adapter import load_adapter, save_adapter
 from dgemma.checkpoint.adapter_source import open_adapter
+from dgemma.checkpoint.device import check_device, check_dtype
 from dgemma.checkpoint.fingerprint import fingerprint
 from dgemma.checkpoint.hub import resolve
 from dgemma.checkpoint.load import Progress, load_stack
 from dgemma.checkpoint.save import save
 from dgemma.checkpoint.source import CheckpointSource, open_checkpoint, read_json
+from dgemma.constraint.compiler import Compiler
+from dgemma.constraint.forms import take_form
 from dgemma.diffusion.step import Sampler
 from dgemma.engine.local import LocalEngine
 from dgemma.engine.service import EngineRequest
-from dgemma.errors import CheckpointError, DeviceError, InputError, suggestion
+from dgemma.errors import CheckpointError, InputError
 from dgemma.events import Answer, Event, Finish
 from dgemma.generation.job import check_prompt, read_prompts, seeds_for
 from dgemma.generation.parts import compile_ahead
@@ -42,8 +43,6 @@ from dgemma.text.chat_template import ChatTemplate
 from dgemma.text.detokenizer import Detokenizer
 from dgemma.text.piece_table import PieceTable
 from dgemma.text.tokenizer import Tokenizer
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load(
@@ -94,39 +93,6 @@ def load(
     return lm
 
 
-def check_device(name: str) -> torch.device:
-    """The device called `name`, if this machine has it."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        known = ("cpu", "cuda", "mps")
-        raise DeviceError(
-            f"device {name!r} is not known{suggestion(name, known)} Known: {', '.join(known)}."
-        ) from None
-    available = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    if not available.get(device.type, False):
-        raise DeviceError(
-            f"device {name!r} is not available here; `dgemma doctor` shows what this machine has."
-        )
-    return device
-
-
-def check_dtype(name: str, source: CheckpointSource) -> torch.dtype:
-    if name == "auto":
-        # Old files say torch_dtype. Files that say nothing, or fp16, run in bf16.
-        stored = source.raw_config.get("dtype", source.raw_config.get("torch_dtype"))
-        return DTYPES.get(str(stored), torch.bfloat16)
-    if name not in DTYPES:
-        raise InputError(
-            f"dtype {name!r} is not supported{suggestion(name, DTYPES)} Supported: auto, {', '.join(DTYPES)}."
-        )
-    return DTYPES[name]
-
-
 class LanguageModel(Doors):
     """A model ready to run. Make one with `dgemma.load`.
 
@@ -151,6 +117,7 @@ class LanguageModel(Doors):
         super().__init__(stack)
         self._source = source
         self._engine: LocalEngine | None = None
+        self._compilers: dict[tuple[int, ...], Compiler] = {}  # by end tokens
 
     @property
     def nbytes(self) -> int:
@@ -275,7 +242,8 @@ class LanguageModel(Doors):
         seeds: one per prompt of a list; with `seed=n` alone, prompt i takes n + i.
         preset: "fast", "balanced" or "thorough". sampler: your own, in place of the options'.
         pins: by position of the answer, a token that stands there, or several one of which does.
-        options: the fields of `dgemma.GenerationParams`.
+        options: the fields of `dgemma.GenerationParams`, and one of what the text shall be: `regex`, `choice`
+        (a list of texts), `json_schema` (a mapping or JSON text), `json_object=True`.
         """
         prompts, is_list = read_prompts(prompt, self._text_ids)
         events = self._run(prompts, seeds, preset, sampler, options, drafts=False, pins=pins)
@@ -311,6 +279,7 @@ class LanguageModel(Doors):
         """Answer a conversation through the checkpoint's chat template.
 
         Give the whole conversation at each turn; what earlier turns already read is not read again.
+        A thought comes before what `regex`, `choice`, `json_schema` or `json_object` ask the answer to be.
         """
         events = self.stream_chat(
             messages,
@@ -338,7 +307,7 @@ class LanguageModel(Doors):
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         prompt = self.chat_template.render(messages, tools=tools, enable_thinking=thinking)
-        return self._run([tuple(prompt)], None, preset, sampler, options, drafts=drafts)
+        return self._run([tuple(prompt)], None, preset, sampler, options, drafts=drafts, thinks=thinking)
 
     # What only a canvas can do
 
@@ -360,13 +329,16 @@ class LanguageModel(Doors):
         lengths: of the gap in tokens, to be tried; keep: how many of them go on after one step.
         heal: let words of the vocabulary stand across the borders.
         method: "prompt" asks through the chat template instead of trying lengths.
+        options: also `regex`, `choice`, `json_schema` or `json_object`, which the text is to be.
         """
+        form = take_form(options)
         wanted = FillOptions(
             max_tokens=max_tokens,
             lengths=tuple(lengths) if isinstance(lengths, Sequence) else lengths,
             keep=keep,
             heal=heal,
             method=method,
+            form=form,
         )
         return drive(fill(self.workbench(preset, **options), prefix, suffix, wanted), self._ask)
 
@@ -424,7 +396,14 @@ class LanguageModel(Doors):
             params=params,
             seed=seeds_for(1, None, params)[0],
             template=self.chat_template if self.has_chat_template else None,
+            compiler=self._compiler(params),
         )
+
+    def _compiler(self, params: GenerationParams) -> Compiler:
+        if params.end_tokens not in self._compilers:
+            vocab_size = self.config.vocab_size
+            self._compilers[params.end_tokens] = Compiler(self.tokenizer, vocab_size, params.end_tokens)
+        return self._compilers[params.end_tokens]
 
     @cached_property
     def _pieces(self) -> PieceTable:
@@ -447,9 +426,12 @@ class LanguageModel(Doors):
         *,
         drafts: bool,
         pins: Mapping[int, int | Sequence[int]] | None = None,
+        thinks: bool = False,
     ) -> Iterator[Event]:
         given = Given.from_pins(pins)
+        form = take_form(options)
         params = GenerationParams.make(self.generation_defaults, preset=preset, **options)
+        constraint = None if form is None else self._compiler(params).compile(form, thinks=thinks)
         for number, prompt in enumerate(prompts):
             which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
             check_prompt(prompt, self.config.vocab_size, which)
@@ -457,7 +439,14 @@ class LanguageModel(Doors):
             self.tokenizer  # noqa: B018  (without one there is no text to stop at: say so)
         requests = [
             EngineRequest(
-                prompt=prompt, seed=seed, params=params, row=row, sampler=sampler, drafts=drafts, given=given
+                prompt=prompt,
+                seed=seed,
+                params=params,
+                row=row,
+                sampler=sampler,
+                drafts=drafts,
+                given=given,
+                constraint=constraint,
             )
             for row, (prompt, seed) in enumerate(
                 zip(prompts, seeds_for(len(prompts), seeds, params), strict=True)

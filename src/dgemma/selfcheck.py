@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dgemma.checkpoint.device import check_device
 from dgemma.checkpoint.safetensors_file import read_entries, read_into
-from dgemma.language_model import LanguageModel, check_device, load
+from dgemma.language_model import LanguageModel, load
 from dgemma.machine import inspect_machine, package_versions, torch_facts
 from dgemma.model.coded_weight import CodedBank
 from dgemma.model.codes import CodeKind, Codes

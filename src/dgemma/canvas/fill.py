@@ -20,6 +20,7 @@ from typing import Any, Literal
 from dgemma.canvas.borders import Borders, healed_borders, plain_borders
 from dgemma.canvas.rounds import Rounds
 from dgemma.canvas.workbench import Ids, Workbench, canvas_of
+from dgemma.constraint.forms import Form
 from dgemma.engine.service import EngineRequest
 from dgemma.errors import InputError
 from dgemma.events import Answer
@@ -53,6 +54,8 @@ class FillOptions:
     """Take back the words at both borders, so that a word of the vocabulary may stand across them."""
     method: Literal["lengths", "prompt"] = "lengths"
     """Try lengths on canvases that show what follows, or ask through the chat template."""
+    form: Form | None = None
+    """What the text in the gap shall be. Such a gap is not longer than a canvas."""
 
     def __post_init__(self) -> None:
         for name, least, most in (("max_tokens", 1, MAX_TOKENS), ("keep", 1, 64)):
@@ -125,11 +128,19 @@ class _Search:
         bench = self.bench
         given = canvas_of(length, self.borders.behind, bench.end_token, bench.canvas_len, here)
         given = replace(given, fixed={**given.fixed, **dict(enumerate(run))})
+        constraint = None
+        if self.options.form is not None:
+            head, tail = self.borders.head, self.borders.tail
+            assert bench.compiler is not None
+            constraint = bench.compiler.gap(self.options.form, head, tail, begin=0, end=length)
+            if not constraint.allows(0, bench.canvas_len, given.choices)[0]:
+                return None
         steps = min(bench.params.max_denoising_steps, length + _SPARE_STEPS)
         return bench.write(
             (*self.context, *written),
             max_tokens=bench.canvas_len,
             given=given,
+            constraint=constraint,
             **{"max_denoising_steps": steps, **options},
         )
 
@@ -211,6 +222,7 @@ def fill_between(bench: Workbench, borders: Borders, options: FillOptions) -> Ro
     taken_back = bool(borders.head) + bool(borders.tail)
     longest = max(options.lengths) if options.lengths else options.max_tokens
     most = min(longest + taken_back, max(room, bench.max_positions // 2))
+    most = most if options.form is None else min(most, room)
     whole = (
         max(0, most - room + bench.canvas_len - 1) // bench.canvas_len
     )  # canvases before the one that closes
@@ -262,7 +274,11 @@ def _ask(bench: Workbench, prefix: str, suffix: str, options: FillOptions) -> Ro
         raise InputError('this model has no chat template, so it cannot be asked; use method "lengths".')
     asked = f"{_ASK}\n\n{prefix}{_MARK}{suffix}"
     prompt = tuple(bench.template.render([{"role": "user", "content": asked}]))
-    (answer,) = yield [bench.answer(prompt, max_tokens=options.max_tokens)]
+    constraint = None
+    if options.form is not None:
+        assert bench.compiler is not None
+        constraint = bench.compiler.compile(options.form)
+    (answer,) = yield [bench.answer(prompt, max_tokens=options.max_tokens, constraint=constraint)]
     search = _Search(bench, plain_borders(bench.tokenizer, prefix, suffix), (), options)
     search.context = bench.opening(search.borders.before, room=bench.canvas_len + _SCORED_BEHIND)
     search.count([answer])

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from dgemma.constraint.compiler import Compiler
+from dgemma.constraint.constraint import Constraint
 from dgemma.engine.service import EngineRequest
 from dgemma.given import Given, Words
 from dgemma.params import GenerationParams
@@ -32,6 +34,7 @@ class Workbench:
     adapter: str | None = None
     id: str = ""
     pieces: PieceTable = field(repr=False)
+    compiler: Compiler | None = field(default=None, repr=False)  # needed where a gap has a form
 
     def opening(self, ids: Sequence[int], *, room: int) -> Ids:
         """The beginning of text and `ids`, of which the last ones, if there are too many for `room` more."""
@@ -46,6 +49,7 @@ class Workbench:
         *,
         max_tokens: int,
         given: Given | None = None,
+        constraint: Constraint | None = None,
         seed: int | None = None,
         **options: Any,
     ) -> EngineRequest:
@@ -60,11 +64,18 @@ class Workbench:
             adapter=self.adapter,
             id=self.id,
             given=given,
+            constraint=constraint,
             logit_bias=self._no_ends,
         )
 
     def answer(
-        self, prompt: Ids, *, max_tokens: int, given: Given | None = None, seed: int | None = None
+        self,
+        prompt: Ids,
+        *,
+        max_tokens: int,
+        given: Given | None = None,
+        constraint: Constraint | None = None,
+        seed: int | None = None,
     ) -> EngineRequest:
         """An answer as to any prompt, with an end of its own."""
         return EngineRequest(
@@ -74,6 +85,7 @@ class Workbench:
             adapter=self.adapter,
             id=self.id,
             given=given,
+            constraint=constraint,
         )
 
     def score(self, prompt: Ids, score_from: int) -> EngineRequest:

@@ -41,5 +41,5 @@ class Constraint:
         for at in range(since - 1, position - 1, -1):
             words = choices.get(at)
             classes = slice(None) if words is None else np.unique(machine.class_of_word[list(words)])
-            can = np.append(can, False)[machine.maps[classes]].any(0)
+            can = np.asarray(np.append(can, False)[machine.maps[classes]].any(0))
         return can

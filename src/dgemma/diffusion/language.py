@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -24,6 +25,11 @@ class Columns:
     inside: Tensor  # [some]: where in the block they stand
     columns: Tensor  # [some]: where among the live words
 
+    @property
+    def is_full(self) -> bool:
+        """Whether all words of the block are live."""
+        return bool(len(self.inside) == self.words.stop - self.words.start)
+
 
 @dataclass(frozen=True, eq=False)
 class Language:
@@ -41,7 +47,7 @@ class Language:
 
     def classes(self) -> Iterator[tuple[int, int, int]]:
         """Class, begin, end; of those that have words."""
-        for number, (begin, end) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+        for number, (begin, end) in enumerate(pairwise(self.bounds)):
             if begin < end:
                 yield number, begin, end
 

@@ -8,6 +8,8 @@ strings of the language, and its weights go back to the words: the soft embeddin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,14 +24,12 @@ from dgemma.diffusion.reading import CHUNK, Likeliest, Reading
 from dgemma.diffusion.walk import Vocabulary
 
 # Shapes: one canvas. span = its positions of the language, live = words, classes; logits are scaled, fp32.
+# Kept logits are [live, span]: words are put in the order of classes and back, which is fast with rows.
 
 NEVER = float("-inf")
 
 # Words below a truncation's floor: taken only where the language leaves nothing else.
 _LAST_RESORT = 1000.0
-
-# Words of a class that are summed up at a time: they stay in a core's own memory.
-_SLICE = 4 * CHUNK
 
 
 def read_within(
@@ -53,7 +53,7 @@ def read_within(
     terms = Terms(temperature, vocabulary.logit_cap, bias, None)
     kept = _kept(hidden[:, span], vocabulary, terms, language)
     if floor is not None:
-        kept -= (kept < floor[0, span, None]) * _LAST_RESORT
+        kept -= (kept < floor[0, span]) * _LAST_RESORT
     if pins is not None:
         _pin(kept, pins, strings)
     sums = _sums(kept, language)
@@ -69,39 +69,53 @@ def read_within(
         raise RuntimeError("no string of the language fits the canvas")
     shares = marginals(machine, masses, strings.first, follows)
     likeliest = best(machine, tops - level, strings.first, strings.last)
-    guess = _best_words(kept, language, torch.from_numpy(likeliest).to(kept.device))
+    guess = _best_words(kept, language, sums, torch.from_numpy(likeliest).to(kept.device))
     drawn = guess
     if place is not None and bool(temperature > 0):
         numbers = torch.arange(machine.num_classes, device=kept.device).expand(1, len(positions), -1)
         clocks = race_times(place, Use.CLASS_RACE, numbers, positions)[0].double().cpu().numpy()
         chosen = torch.from_numpy(draw(machine, masses, strings.first, follows, clocks)).to(kept.device)
-        drawn = _drawn_words(kept, language, chosen, place, positions)
+        drawn = _drawn_words(kept, language, sums, chosen, place, positions)
     with np.errstate(divide="ignore"):
         log_shares = torch.from_numpy(np.log(shares)).to(kept.device)
     entropy = _entropy(log_shares, sums)
     # Of each class, the log of its share over its mass: with it a word's logit is its log-probability.
     gain = torch.where(sums.top > NEVER, log_shares - (sums.log_mass - sums.top), NEVER).to(kept.dtype)
     for number, begin, end in language.classes():
-        kept[:, begin:end] += gain[:, number, None]
+        kept[begin:end] += gain[:, number]
     return _whole(hidden, vocabulary, language, span, kept, guess, drawn, entropy, num_likeliest)
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """What each class holds; all [span, classes], in 64 bits."""
+    """What each class holds [span, classes], in 64 bits, and each chunk of its words [chunks, span]."""
 
     log_mass: Tensor
     top: Tensor  # logit of its likeliest word
     entropy: Tensor  # of a word drawn from it, nats
+    chunk_top: Tensor  # relative to the class's
+    chunk_mass: Tensor  # relative to it, not a logarithm
+    chunks: tuple[int, ...]  # [classes + 1]: where each class's chunks begin
+
+    def of_chunks(self, values: Tensor, chosen: Tensor, missing: float) -> Tensor:
+        """Of each position, the values of its class's chunks [span, most chunks of a class]."""
+        numbers = chosen.unique().tolist()
+        most = max(self.chunks[number + 1] - self.chunks[number] for number in numbers)
+        found = values.new_full((len(chosen), most), missing)
+        for number in numbers:
+            rows = (chosen == number).nonzero()[:, 0]
+            own = values[self.chunks[number] : self.chunks[number + 1], rows].T
+            found[rows, : own.shape[1]] = own
+        return found
 
 
 def _kept(hidden: Tensor, vocabulary: Vocabulary, terms: Terms, language: Language) -> Tensor:
-    """The logits of live words [span, live]."""
-    kept = hidden.new_empty(hidden.shape[1], language.num_live, dtype=torch.float32)
+    """The logits of live words [live, span]."""
+    kept = hidden.new_empty(language.num_live, hidden.shape[1], dtype=torch.float32)
     for block in language.blocks:
         own = terms._replace(bias=None if terms.bias is None else terms.bias[:, block.words])
-        logits = logits_of(vocabulary.products(hidden, block.words), own)[0]
-        kept[:, block.columns] = logits[:, block.inside]
+        logits = logits_of(vocabulary.products(hidden, block.words), own)[0].T.contiguous()
+        kept.index_copy_(0, block.columns, logits if block.is_full else logits.index_select(0, block.inside))
     return kept
 
 
@@ -111,10 +125,10 @@ def _pin(kept: Tensor, pins: CanvasPins, strings: Strings) -> None:
 
     def narrow(position: int, words: Tensor) -> None:
         if strings.span.start <= position < strings.span.stop:
-            row, columns = kept[position - begin], language.columns_of(words)
-            own = row[columns].clone()
-            row.fill_(NEVER)
-            row[columns] = own
+            column, live = kept[:, position - begin], language.columns_of(words)
+            own = column[live]
+            column.fill_(NEVER)
+            column[live] = own
 
     for position in (~pins.free).nonzero()[:, 0].tolist():
         narrow(position, pins.tokens[position : position + 1])
@@ -125,23 +139,33 @@ def _pin(kept: Tensor, pins: CanvasPins, strings: Strings) -> None:
 
 def _sums(kept: Tensor, language: Language) -> _Sums:
     """Sum up each class, whose words from now on are kept relative to its likeliest one."""
-    shape = (kept.shape[0], language.machine.num_classes)
+    shape = (kept.shape[1], language.machine.num_classes)
     top = kept.new_full(shape, NEVER, dtype=torch.float64)
     log_mass, entropy = top.clone(), torch.zeros_like(top)
+    none = kept.new_empty(0, kept.shape[1])
+    chunk_tops, chunk_masses = [none], [none]
+    sizes = [-(-(end - begin) // CHUNK) for begin, end in pairwise(language.bounds)]
     for number, begin, end in language.classes():
-        peak = kept[:, begin:end].amax(1)
+        chunks = kept[begin:end].split(CHUNK)
+        tops = torch.stack([words.amax(0) for words in chunks])
+        peak = tops.amax(0)
         alive = peak > NEVER
         finite = torch.where(alive, peak, 0.0)
-        mass, moment = torch.zeros_like(top[:, 0]), torch.zeros_like(top[:, 0])
-        for at in range(begin, end, _SLICE):
-            below = kept[:, at : min(at + _SLICE, end)].sub_(finite[:, None])
+        masses, moment = [], torch.zeros_like(top[:, 0])
+        for words in chunks:
+            below = words.sub_(finite)
             shares = below.exp()
-            mass += shares.sum(1)
-            moment += shares.mul_(below.clamp(min=-1e4)).sum(1)  # a forbidden word's share is zero
+            masses.append(shares.sum(0))
+            moment += shares.mul_(below.clamp(min=-1e4)).sum(0)  # a forbidden word's share is zero
+        chunk_tops.append(tops - finite)
+        chunk_masses.append(torch.stack(masses))
+        mass = chunk_masses[-1].sum(0, dtype=torch.float64)
         top[:, number] = peak
         log_mass[:, number] = torch.where(alive, finite + mass.log(), NEVER)
         entropy[:, number] = torch.where(alive, mass.log() - moment / mass, 0.0)
-    return _Sums(log_mass, top, entropy)
+    return _Sums(
+        log_mass, top, entropy, torch.cat(chunk_tops), torch.cat(chunk_masses), (0, *accumulate(sizes))
+    )
 
 
 def _entropy(log_shares: Tensor, sums: _Sums) -> Tensor:
@@ -151,38 +175,42 @@ def _entropy(log_shares: Tensor, sums: _Sums) -> Tensor:
     return (shares * own).sum(1).clamp(min=0.0).float()
 
 
-def _best_words(kept: Tensor, language: Language, chosen: Tensor) -> Tensor:
+def _best_words(kept: Tensor, language: Language, sums: _Sums, chosen: Tensor) -> Tensor:
     """The likeliest word of each position's class `chosen` [span]."""
-    found = torch.empty_like(chosen)
-    for number in chosen.unique().tolist():
-        rows = (chosen == number).nonzero()[:, 0]
-        begin, end = language.bounds[number], language.bounds[number + 1]
-        found[rows] = language.words[begin + kept[rows, begin:end].argmax(1)]
-    return found
+    chunk = sums.of_chunks(sums.chunk_top, chosen, NEVER).argmax(1)
+    words = _words_of(kept, language, chosen, chunk)
+    return language.words[words.rows.gather(1, words.logits.argmax(1, keepdim=True))[:, 0]]
 
 
-def _drawn_words(kept: Tensor, language: Language, chosen: Tensor, place: Place, positions: Tensor) -> Tensor:
+def _drawn_words(
+    kept: Tensor, language: Language, sums: _Sums, chosen: Tensor, place: Place, positions: Tensor
+) -> Tensor:
     """One word of each position's class: the first chunk of the class to finish, then its first word."""
-    bounds = torch.tensor(language.bounds, device=kept.device)
-    begin, size = bounds[chosen], bounds[chosen + 1] - bounds[chosen]
-    chunk = torch.zeros_like(chosen)
-    large = size > CHUNK
-    if large.any():
-        masses = kept.new_full((len(chosen), -(-int(size.max()) // CHUNK)), NEVER)
-        for row in large.nonzero()[:, 0].tolist():
-            own = kept[row, begin[row] : begin[row] + size[row]]
-            chunks = torch.nn.functional.pad(own, (0, -len(own) % CHUNK), value=NEVER).view(-1, CHUNK)
-            masses[row, : len(chunks)] = chunks.logsumexp(1)
-        numbers = torch.arange(masses.shape[1], device=kept.device).expand(1, *masses.shape)
-        winner = (race_times(place, Use.CHUNK_RACE, numbers, positions)[0] - masses).argmin(1)
-        chunk = torch.where(large, winner, 0)
+    masses = sums.of_chunks(sums.chunk_mass, chosen, 0.0)
+    numbers = torch.arange(masses.shape[1], device=kept.device).expand(1, *masses.shape)
+    chunk = (race_times(place, Use.CHUNK_RACE, numbers, positions)[0] - masses.log()).argmin(1)
+    words = _words_of(kept, language, chosen, chunk)
     # Words are named by where they stand in their class: that is the language's own order.
+    finish = race_times(place, Use.WORD_RACE, words.numbers[None], positions)[0] - words.logits
+    return language.words[words.rows.gather(1, finish.argmin(1, keepdim=True))[:, 0]]
+
+
+class _Words(NamedTuple):
+    """A chunk of words of each position's class; all [span, up to CHUNK]."""
+
+    numbers: Tensor  # in their class
+    rows: Tensor  # among the live words
+    logits: Tensor  # relative to the class's likeliest; -inf past its end
+
+
+def _words_of(kept: Tensor, language: Language, chosen: Tensor, chunk: Tensor) -> _Words:
+    bounds = torch.tensor(language.bounds, device=kept.device)
+    begin, size = bounds[chosen, None], (bounds[chosen + 1] - bounds[chosen])[:, None]
     width = min(CHUNK, int(size.max()))
-    at = chunk[:, None] * CHUNK + torch.arange(width, device=kept.device)
-    columns = begin[:, None] + at.clamp(max=(size - 1)[:, None])
-    logits = torch.where(at < size[:, None], kept.gather(1, columns), NEVER)
-    first = (race_times(place, Use.WORD_RACE, at[None], positions)[0] - logits).argmin(1, keepdim=True)
-    return language.words[columns.gather(1, first)[:, 0]]
+    numbers = chunk[:, None] * CHUNK + torch.arange(width, device=kept.device)
+    rows = begin + torch.minimum(numbers, size - 1)
+    logits = kept[rows, torch.arange(len(chosen), device=kept.device)[:, None]]
+    return _Words(numbers, rows, torch.where(numbers < size, logits, NEVER))
 
 
 def _whole(
@@ -196,18 +224,18 @@ def _whole(
     entropy: Tensor,
     num_likeliest: int,
 ) -> Reading:
-    """The reading of a whole canvas, from the log-probabilities [span, live], which are used up."""
+    """The reading of a whole canvas, from the log-probabilities [live, span], which are used up."""
 
     def spread(values: Tensor) -> Tensor:
         whole = values.new_zeros(1, hidden.shape[1], *values.shape[1:])
         whole[0, span] = values
         return whole
 
-    top = log_probs.amax(1)
+    top = log_probs.amax(0)
     likeliest = None
     if num_likeliest:
         count = min(num_likeliest, language.num_live)
-        found = log_probs.topk(count, dim=1)
+        found = log_probs.T.topk(count, dim=1)
         missing = (0, num_likeliest - count)
         words = torch.nn.functional.pad(language.words[found.indices], missing)
         values = torch.nn.functional.pad(found.values, missing, value=NEVER)
@@ -225,15 +253,16 @@ def _whole(
 
 
 def _mixed(probs: Tensor, vocabulary: Vocabulary, language: Language, dtype: torch.dtype) -> Tensor:
-    """Their embeddings weighed by `probs` [span, live] -> [span, hidden], fp32."""
+    """Their embeddings weighed by `probs` [live, span] -> [span, hidden], fp32."""
     total: Tensor | None = None
     for block in language.blocks:
-        some = probs[:, block.columns]
-        if total is not None and not some.any():
+        shares = probs.index_select(0, block.columns)
+        if total is not None and not shares.any():
             continue
-        shares = probs.new_zeros(1, probs.shape[0], block.words.stop - block.words.start)
-        shares[0, :, block.inside] = some
-        mixed = vocabulary.mix(shares.to(dtype), block.words)[0].float()
+        if not block.is_full:
+            size = block.words.stop - block.words.start
+            shares = probs.new_zeros(size, probs.shape[1]).index_copy_(0, block.inside, shares)
+        mixed = vocabulary.mix(shares.T[None].to(dtype), block.words)[0].float()
         total = mixed if total is None else total.add_(mixed)
     assert total is not None
     return total

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dgemma.constraint.constraint import Choices, Constraint
+from dgemma.constraint.constraint import Constraint
 from dgemma.constraint.token_automaton import TokenAutomaton
 from dgemma.diffusion.language import Language, Strings, language_of
 from dgemma.errors import InputError
@@ -26,7 +26,7 @@ class Following:
         self.constraint = constraint
         self.state = 0
         self._max_tokens = max_tokens
-        self._choices = choices_of(given)
+        self._choices = {} if given is None else given.choices
 
     def advance(self, begin: int, tokens: list[int]) -> None:
         """Tokens from position `begin` on are final."""
@@ -49,12 +49,6 @@ class Following:
         to = machine.maps[:, self.state]
         can = self.constraint.allows(position + 1, self._max_tokens, self._choices)
         return np.append(can, False)[to][machine.class_of_word]
-
-
-def choices_of(given: Given | None) -> Choices:
-    if given is None:
-        return {}
-    return {**given.among, **{position: (token,) for position, token in given.fixed.items()}}
 
 
 def check_constraint(
@@ -81,7 +75,7 @@ def check_constraint(
     fixed = {} if given is None else given.fixed
     if any(at not in fixed for at in (*range(constraint.begin), *range(stop, max_tokens))):
         raise InputError("outside of the part that a constraint is about, every position must be fixed.")
-    choices = choices_of(given)
+    choices = {} if given is None else given.choices
     if constraint.allows(constraint.begin, max_tokens, choices)[0]:
         return
     if not constraint.allows(constraint.begin, max_tokens, {})[0]:

@@ -1,0 +1,43 @@
+"""Where a model is loaded to, and in which numbers."""
+
+from __future__ import annotations
+
+import torch
+
+from dgemma.checkpoint.source import CheckpointSource
+from dgemma.errors import DeviceError, InputError, suggestion
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def check_device(name: str) -> torch.device:
+    """The device called `name`, if this machine has it."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        known = ("cpu", "cuda", "mps")
+        raise DeviceError(
+            f"device {name!r} is not known{suggestion(name, known)} Known: {', '.join(known)}."
+        ) from None
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not available.get(device.type, False):
+        raise DeviceError(
+            f"device {name!r} is not available here; `dgemma doctor` shows what this machine has."
+        )
+    return device
+
+
+def check_dtype(name: str, source: CheckpointSource) -> torch.dtype:
+    if name == "auto":
+        # Old files say torch_dtype. Files that say nothing, or fp16, run in bf16.
+        stored = source.raw_config.get("dtype", source.raw_config.get("torch_dtype"))
+        return DTYPES.get(str(stored), torch.bfloat16)
+    if name not in DTYPES:
+        raise InputError(
+            f"dtype {name!r} is not supported{suggestion(name, DTYPES)} Supported: auto, {', '.join(DTYPES)}."
+        )
+    return DTYPES[name]

@@ -1,0 +1,111 @@
+"""What an answer can be asked to be: a regular expression, one of some texts, JSON, tool calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dgemma.errors import InputError
+
+MAX_CHOICES = 10_000
+MAX_FORM_CHARS = 4 << 20  # of a pattern, a schema or all choices together
+
+
+@dataclass(frozen=True)
+class Regex:
+    """The whole text matches."""
+
+    pattern: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The text is one of these."""
+
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Json:
+    """A JSON value that a schema describes; without one, any object."""
+
+    schema: str | None = None  # as JSON text, its members in their order
+
+
+@dataclass(frozen=True)
+class Tool:
+    name: str
+    schema: str | None = None  # of its arguments; None: any object
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Tool calls."""
+
+    tools: tuple[Tool, ...]
+    may_speak: bool = False  # text may stand in their place, or before them
+    several: bool = True  # more than one call
+    instead: Regex | Choice | Json | None = None  # a text of this may stand in their place
+
+
+Form = Regex | Choice | Json | Calls
+
+FORMS = ("regex", "choice", "json_schema", "json_object")
+"""What these are called as options."""
+
+
+def schema_text(schema: object, what: str = "json_schema") -> str:
+    """A schema, as given (text, a mapping, true or false), as JSON text."""
+    if isinstance(schema, str) and len(schema) > MAX_FORM_CHARS:
+        raise InputError(_too_long(what, len(schema)))
+    try:
+        found = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(found, ensure_ascii=False, allow_nan=False)
+    except RecursionError:
+        raise InputError(f"{what} is nested too deep; flatten it.") from None
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{what} is no JSON: {error}") from None
+    if not isinstance(found, Mapping | bool):
+        raise InputError(f"{what} is a {type(found).__name__}; a JSON Schema is an object.")
+    if len(text) > MAX_FORM_CHARS:
+        raise InputError(_too_long(what, len(text)))
+    return text
+
+
+def form_of(options: Mapping[str, Any]) -> Form | None:
+    """From the options of that name; None where none of them is set."""
+    asked = {name: options[name] for name in FORMS if options.get(name) not in (None, False)}
+    if len(asked) > 1:
+        raise InputError(f"{' and '.join(asked)} are both given; an answer has one form. Give one of them.")
+    for name, value in asked.items():
+        if name == "regex":
+            if not isinstance(value, str):
+                raise InputError(f"regex is {value!r}; give a regular expression as text.")
+            return Regex(value)
+        if name == "choice":
+            return choice_of(value)
+        return Json(schema_text(value)) if name == "json_schema" else Json()
+    return None
+
+
+def take_form(options: dict[str, Any]) -> Form | None:
+    """The same, taken out of them."""
+    return form_of({name: options.pop(name, None) for name in FORMS})
+
+
+def choice_of(options: object, what: str = "choice") -> Choice:
+    if isinstance(options, str) or not isinstance(options, Sequence) or not options:
+        raise InputError(f"{what} is {options!r}; give a list of texts.")
+    if not all(isinstance(option, str) and option for option in options):
+        raise InputError(f"{what} has an option that is no text, or is empty; give texts.")
+    if len(options) > MAX_CHOICES:
+        raise InputError(f"{what} has {len(options)} options; at most {MAX_CHOICES} are taken.")
+    if (length := sum(map(len, options))) > MAX_FORM_CHARS:
+        raise InputError(_too_long(what, length))
+    return Choice(tuple(dict.fromkeys(options)))
+
+
+def _too_long(what: str, length: int) -> str:
+    return f"{what} has {length} characters; at most {MAX_FORM_CHARS} are taken."

@@ -1,0 +1,56 @@
+"""The bundled text model, asked for a form: the text has it, in Python as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+import dgemma
+from dgemma.errors import InputError
+from dgemma.language_model import LanguageModel
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "size": {"enum": ["S", "M", "L"]}},
+    "required": ["name", "size"],
+}
+
+
+@pytest.fixture(scope="module")
+def lm() -> LanguageModel:
+    return dgemma.load("bundled:text", dtype="float32")
+
+
+def test_generate_keeps_to_a_form(lm: LanguageModel) -> None:
+    options = {"max_tokens": 90, "max_denoising_steps": 4, "seed": 3}
+    assert re.fullmatch(r"\d{3}-\d{4}", lm.generate("Call ", regex=r"\d{3}-\d{4}", **options).text)
+    assert lm.generate("Is it?", choice=["yes", "no"], **options).text in ("yes", "no")
+    assert isinstance(json.loads(lm.generate("Data: ", json_object=True, **options).text), dict)
+    found = json.loads(lm.generate("Shirt: ", json_schema=SCHEMA, **options).text)
+    assert found["size"] in ("S", "M", "L")
+
+
+def test_a_stream_commits_beginnings_of_the_form(lm: LanguageModel) -> None:
+    events = lm.stream("Shirt: ", json_schema=json.dumps(SCHEMA), max_tokens=130, max_denoising_steps=2)
+    text = "".join(event.text for event in events if isinstance(event, dgemma.Commit))
+    assert json.loads(text)["size"] in ("S", "M", "L")
+
+
+def test_a_gap_is_filled_with_a_text_of_the_form(lm: LanguageModel) -> None:
+    found = lm.fill("width = ", " * height\n", regex=r"\d{1,4}", max_tokens=5, max_denoising_steps=4)
+    assert re.fullmatch(r"\d{1,4}", found.text)
+    assert all(re.fullmatch(r"\d{1,4}", one.text) for one in found.candidates)
+    words = ["hello world", "good bye"]
+    assert lm.fill('print("', '")\n', choice=words, max_tokens=8, max_denoising_steps=4).text in words
+
+
+def test_a_gap_that_is_too_short_for_the_form_is_refused(lm: LanguageModel) -> None:
+    with pytest.raises(InputError, match="no text of these lengths fits"):
+        lm.fill("a", "b", regex=r"(?:[A-Z]\d){20}", max_tokens=4)
+
+
+def test_too_few_tokens_are_refused_before_running(lm: LanguageModel) -> None:
+    with pytest.raises(InputError, match="max_tokens is 1; the shortest text"):
+        lm.generate("a", regex=r"[A-Z]\d[A-Z]\d[A-Z]\d", max_tokens=1)
