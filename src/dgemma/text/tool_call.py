@@ -13,7 +13,8 @@ from dgemma.text.tokenizer import Tokenizer
 
 QUOTE = '<|"|>'
 _MAX_DEPTH = 64
-_HEAD = re.compile(r"\s*call:([^\s{}\[\],]+)\s*")
+NAME = re.compile(r"[^\s{}\[\],]+")  # of a tool
+_HEAD = re.compile(rf"\s*call:({NAME.pattern})\s*")
 _SYNTAX = re.compile(r"[{}\[\],:]|[^{}\[\],:]+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 # A released template writes null as Python does.
