@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dgemma.canvas.workbench import Workbench
+from dgemma.constraint.compiler import Compiler
 from dgemma.engine.service import (
     Accepted,
     BusyError,
@@ -66,6 +67,10 @@ class FakeText:
             return TokenPiece(text=CONTROLS[token], raw=None)
         raw = bytes([token])
         return TokenPiece(text=raw.decode(errors="replace"), raw=raw)
+
+    def compiler(self, served: ServedModel) -> Compiler:
+        """On the bundled tokenizer, too: bytes have no tool calls."""
+        return Compiler(TOKENIZER, TOKENIZER.vocab_size, (TOKENIZER.controls["<eos>"],))
 
     def workbench(
         self, served: ServedModel, *, params: GenerationParams, seed: int, adapter: str | None, id_: str

@@ -25,7 +25,7 @@ from dgemma.server.settings import Settings
 from dgemma.server.state import ServerState
 from server.canvas_bodies import DECIDE, DECIDE_BY_NAME, DECISIONS, EDIT, EDIT_ASKED, FIM, GAP
 from server.fake_engine import FakeEngine, FakeText, Script, by_seed
-from server.served import CHAT, COMPLETIONS, HELLO, ONCE, app_of, ask, run
+from server.served import CHAT, COMPLETIONS, HELLO, ONCE, WEATHER, app_of, ask, run
 
 Tell = Callable[[BatchResult], None]
 
@@ -94,6 +94,9 @@ def without_chance(body: Any) -> Any:
         (COMPLETIONS, {**ONCE, "prompt": [1, 2, 3]}),
         (CHAT, {**HELLO, "temprature": 1}),
         (CHAT, {**HELLO, "response_format": {"type": "json_object"}}),
+        (CHAT, {**HELLO, "tools": [WEATHER], "tool_choice": "required"}),
+        (COMPLETIONS, {**ONCE, "regex": "[0-9]{3}"}),
+        (COMPLETIONS, {**ONCE, "regex": "[0-9"}),
         (CHAT, {**HELLO, "model": "gpt"}),
         (CHAT, {**HELLO, "messages": [{"role": "user", "content": "half a \ud83d"}]}),
         (COMPLETIONS, {**ONCE, "prompt": "x" * 5000}),

@@ -47,6 +47,8 @@ def test_a_misspelt_field_of_an_inner_object_is_refused_with_its_path() -> None:
     error = refusal({"tools": [{"type": "function", "function": {"name": "f", "parameter": {}}}]})
     assert error["param"] == "tools.0.function.parameter"
     assert "did you mean 'parameters'?" in error["message"]
+    error = refusal({"tools": [{"type": "function", "function": {"name": "f"}, "strict": True}]})
+    assert error["param"] == "tools.0.strict"
 
 
 def test_a_name_that_is_near_to_nothing_gets_no_guess() -> None:
@@ -133,19 +135,27 @@ def test_neutral_fields_change_nothing_of_the_answer() -> None:
         ),
         ({"logprobs": 3}, "logprobs", "logprobs is 3; it should be a valid boolean."),
         ({"top_logprobs": 3}, "top_logprobs", "top_logprobs is given without logprobs"),
-        ({"tool_choice": "required"}, "tool_choice", "cannot be promised yet"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools; give tools."),
         (
-            {"tool_choice": {"type": "function", "function": {"name": "weather"}}, "tools": [WEATHER]},
+            {"tool_choice": {"type": "function", "function": {"name": "wether"}}, "tools": [WEATHER]},
             "tool_choice",
-            "cannot be promised yet",
+            "names the function 'wether', which is not among tools; did you mean 'weather'?",
         ),
+        ({"tool_choice": {"type": "function"}, "tools": [WEATHER]}, "tool_choice", "is an object; give"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "is 'allowed_tools', which is not"),
+        ({"tool_choice": 3}, "tool_choice", "tool_choice is 3; give 'auto'"),
         ({"tool_choice": "atuo"}, "tool_choice", "tool_choice is 'atuo'"),
-        ({"tools": [WEATHER], "parallel_tool_calls": False}, "parallel_tool_calls", "not supported"),
+        ({"tools": [WEATHER], "parallel_tool_calls": 0}, "parallel_tool_calls", "valid boolean"),
         ({"tools": [{"type": "custom"}]}, "tools", "tool 1 is not of the form"),
         (
-            {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]},
             "tools.0.function.strict",
-            "not supported",
+            "give true or false",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "description": 3}}]},
+            "tools.0.function.description",
+            "description is 3; give a text.",
         ),
         ({"reasoning_effort": "hihg"}, "reasoning_effort", "did you mean 'high'?"),
         (

@@ -38,7 +38,8 @@ FIELDS = (
     *HELLO, "prompt", "tools", "tool_choice", "stop", "stream", "stream_options", "diffusing", "n", "top_p",
     "top_k", "temperature", "logprobs", "top_logprobs", "logit_bias", "max_tokens", "max_completion_tokens",
     "preset", "decode", "end_tokens", "deadline_s", "chat_template_kwargs", "reasoning_effort", "extra_body",
-    "response_format", "suffix", "user", "metadata", "t_min", "t_max", "frequency_penalty", "zzz",
+    "response_format", "regex", "choice", "json_schema", "structured_outputs", "guided_json", "suffix",
+    "user", "metadata", "t_min", "t_max", "frequency_penalty", "zzz",
 )  # fmt: skip
 FULL = {
     **HELLO,
@@ -199,7 +200,9 @@ WRONG_VALUES: dict[str, tuple[Any, ...]] = {
     "max_tokens": (0, -1, "9", 1 << 40), "tools": ("x", [3], [{}], [{"type": "function"}]),
     "tool_choice": ("sometimes", 3, {"type": "function"}), "logprobs": (1, "x"), "top_logprobs": (2, -1, 21),
     "preset": ("quick", 3), "decode": ("fast", 1), "t_min": (-1, "x"), "metadata": ([], {"a": 1}, "x"),
-    "response_format": ({"type": "json_object"}, 3), "reasoning_effort": ("lots", 3), "extra_body": (3, []),
+    "response_format": ({"type": "json"}, {"type": "json_schema"}, 3), "regex": (3, "("), "choice": ([], "a"),
+    "json_schema": (3, "{", {"type": "strin"}), "structured_outputs": (3, {"json": 3}),
+    "reasoning_effort": ("lots", 3), "extra_body": (3, []),
     "deadline_s": (-1, "soon", 1e8), "end_tokens": ([-1], [1 << 40], "x"), "zzz": (1,), "temprature": (1,),
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dgemma.engine.service import EngineEvent
+from dgemma.errors import InputError
 from dgemma.events import Answer, Commit, Finish
 from dgemma.server.answers import all_of, open_answers
 from dgemma.server.asked_work import AskedWork
@@ -61,8 +62,11 @@ class Asked:
         settings = self.state.settings
         # The engine ends at the deadline by itself; it has the grace to do so.
         timeout_s = settings.request_timeout_s + settings.timeout_grace_s
-        async with open_answers(self.state.engine, self.plan.requests, timeout_s=timeout_s) as events:
-            yield self._noted(events)
+        try:
+            async with open_answers(self.state.engine, self.plan.requests, timeout_s=timeout_s) as events:
+                yield self._noted(events)
+        except InputError as error:
+            raise self.plan.refusal(error) from None
 
     async def whole(self) -> Reply:
         async with self.events() as events:
@@ -124,5 +128,8 @@ async def read_asked(
         return AskedWork(state, record, plan)
     record.prompt_tokens = sum(map(len, plan.prompts))
     state.metrics.prompt_tokens.add(record.prompt_tokens)
+    if plan.form is not None:
+        limit_s = state.settings.request_timeout_s + state.settings.timeout_grace_s
+        plan = plan.within(await state.constraints.of(plan.form, timeout_s=limit_s))
     assert form.writer is not None
     return Asked(state, record, plan, form.writer(plan, state.text))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
@@ -11,7 +11,8 @@ from dgemma.errors import suggestion
 from dgemma.params import MAX_LOGPROBS
 from dgemma.server.api_error import refused, shown
 from dgemma.server.fields import UNSUPPORTED_IN_CHAT
-from dgemma.server.request_fields import MAX_INT, Fields, GenerationFields, read_fields
+from dgemma.server.form_fields import FormFields
+from dgemma.server.request_fields import MAX_INT, Fields, read_fields
 
 # The other names are other servers' levels of effort: here thinking is on or off.
 EFFORT_OFF = ("none", "instant")
@@ -86,8 +87,8 @@ Tool = Annotated[
                     "properties": {
                         "name": {"type": "string", "minLength": 1},
                         "description": {"type": "string"},
-                        "parameters": {"type": "object"},
-                        "strict": {"const": False},
+                        "parameters": {"anyOf": [{"type": "object"}, _NULL]},
+                        "strict": {"anyOf": [{"type": "boolean"}, _NULL]},
                     },
                     "required": ["name"],
                     "additionalProperties": False,
@@ -98,7 +99,23 @@ Tool = Annotated[
         }
     ),
 ]
-_ToolChoice = Annotated[Any, WithJsonSchema({"enum": ["none", "auto", None]})]
+_NAMED_TOOL = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "minLength": 1}},
+            "required": ["name"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["type", "function"],
+    "additionalProperties": False,
+}
+_ToolChoice = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required", None]}, _NAMED_TOOL]})
+]
 _Effort = Annotated[str, WithJsonSchema({"type": "string", "enum": [*EFFORT_OFF, *EFFORT_ON]})]
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 
@@ -107,7 +124,7 @@ class TemplateOptions(Fields):
     enable_thinking: bool | None = None
 
 
-class ChatRequest(GenerationFields):
+class ChatRequest(FormFields):
     messages: list[Message] = Field(min_length=1, examples=[[{"role": "user", "content": "Hello"}]])
     tools: list[Tool] | None = None
     tool_choice: _ToolChoice = None
@@ -134,6 +151,16 @@ class ChatRequest(GenerationFields):
     def offered_tools(self) -> list[dict[str, Any]] | None:
         """A tool that must not be called is not shown to the model."""
         return None if self.tool_choice == "none" else self.tools or None
+
+    @property
+    def must_call(self) -> bool:
+        return self.tool_choice not in (None, "auto", "none")
+
+    @property
+    def named_tool(self) -> str | None:
+        """The one that is to be called; None: any."""
+        choice = self.tool_choice
+        return str(choice["function"]["name"]) if isinstance(choice, dict) else None
 
     @property
     def logprobs_wanted(self) -> int | None:
@@ -163,38 +190,56 @@ def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:
 
 
 def _check_tools(request: ChatRequest) -> None:
-    choice = request.tool_choice
-    if choice not in (None, "none", "auto"):
-        named = isinstance(choice, dict) or choice == "required"
-        why = ": that a tool is called cannot be promised yet" if named else ""
-        raise refused(
-            f"tool_choice is {shown(choice)}, which is not supported{why}. Give 'auto' or 'none'.",
-            "tool_choice",
-            "unsupported_parameter" if named else "invalid_value",
-        )
-    if request.parallel_tool_calls is False and request.offered_tools:
-        raise refused(
-            "parallel_tool_calls is false, which is not supported: the model writes as many calls as it "
-            "likes. Leave it out.",
-            "parallel_tool_calls",
-            "unsupported_parameter",
-        )
     for number, tool in enumerate(request.tools or []):
         function = tool.get("function")
         if not isinstance(function, dict):
             continue  # dgemma.text says what a tool looks like
         where = f"tools.{number}.function"
-        for name in function:
-            if name not in _FUNCTION_KEYS:
+        _check_names(tool, ("type", "function"), f"tools.{number}")
+        _check_names(function, _FUNCTION_KEYS, where)
+        told = function.get("description", "")
+        if not isinstance(told, str):
+            raise refused(f"{where}.description is {shown(told)}; give a text.", f"{where}.description")
+        strict = function.get("strict")
+        if strict is not None and not isinstance(strict, bool):
+            raise refused(f"{where}.strict is {shown(strict)}; give true or false.", f"{where}.strict")
+    _check_tool_choice(request.tool_choice, request.tools or [])
+
+
+def _check_names(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for name in given:
+        if name not in known:
+            path = f"{where}.{name[:60]}"
+            raise refused(f"unknown field '{path}'{suggestion(name[:60], known)}", path, "unknown_parameter")
+
+
+def _check_tool_choice(choice: object, tools: Sequence[Mapping[str, Any]]) -> None:
+    if choice in (None, "none", "auto"):
+        return
+    match choice:
+        case "required" if not tools:
+            raise refused("tool_choice is 'required', but there are no tools; give tools.", "tool_choice")
+        case "required":
+            return
+        case {"type": "function", "function": {"name": str(name), **others}, **more} if not (others or more):
+            functions = [tool.get("function") for tool in tools]
+            known = [found.get("name") for found in functions if isinstance(found, dict)]
+            if name not in known:
+                hint = suggestion(name[:60], [each for each in known if isinstance(each, str)])
                 raise refused(
-                    f"unknown field '{where}.{name[:60]}'{suggestion(name[:60], _FUNCTION_KEYS)}",
-                    f"{where}.{name[:60]}",
-                    "unknown_parameter",
+                    f"tool_choice names the function {shown(name)}, which is not among tools{hint}",
+                    "tool_choice",
                 )
-        if function.get("strict"):
+            return
+        case {"type": str(kind)} if kind != "function":
             raise refused(
-                f"{where}.strict is true, which is not supported: that arguments keep to a schema cannot be "
-                "promised yet. Leave it out.",
-                f"{where}.strict",
+                f"tool_choice.type is {shown(kind)}, which is not supported. Give 'function', or 'auto', "
+                "'none' or 'required' as tool_choice.",
+                "tool_choice.type",
                 "unsupported_parameter",
             )
+    raise refused(
+        f"tool_choice is {shown(choice)}; give 'auto', 'none', 'required' or "
+        '{"type": "function", "function": {"name": ...}}.',
+        "tool_choice",
+    )

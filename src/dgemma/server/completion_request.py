@@ -10,7 +10,8 @@ from pydantic import Field, WithJsonSchema
 from dgemma.params import MAX_LOGPROBS
 from dgemma.server.api_error import refused, shown
 from dgemma.server.fields import UNSUPPORTED_IN_COMPLETIONS
-from dgemma.server.request_fields import GenerationFields, read_fields
+from dgemma.server.form_fields import FormFields
+from dgemma.server.request_fields import read_fields
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _Prompt = Annotated[
@@ -28,7 +29,7 @@ _Prompt = Annotated[
 ]
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(FormFields):
     prompt: _Prompt = Field(
         description="Text, or token ids, which are taken as they are; or a list of these.",
         examples=["Once upon a time"],

@@ -28,8 +28,11 @@ UNSUPPORTED_BY_ALL: dict[str, Unsupported] = {
     "frequency_penalty": _PENALTY,
     "presence_penalty": _PENALTY,
 }
+_GRAMMAR = Unsupported("grammars are not read; regex, choice, json_schema and json_object are", ("",))
+_GRAMMARS = dict.fromkeys(("grammar", "guided_grammar"), _GRAMMAR)
 UNSUPPORTED_IN_CHAT: dict[str, Unsupported] = {
     **UNSUPPORTED_BY_ALL,
+    **_GRAMMARS,
     "audio": Unsupported("this model writes text only"),
     "function_call": Unsupported("it is replaced by tool_choice"),
     "functions": Unsupported("it is replaced by tools", ([],)),
@@ -41,7 +44,6 @@ UNSUPPORTED_IN_CHAT: dict[str, Unsupported] = {
     "realtime": Unsupported("all requests are served alike", (False,)),
     "reasoning_summary": Unsupported("the reasoning itself is in reasoning_content", (False,)),
     "reasoning_summary_wait": Unsupported("the reasoning itself is in reasoning_content", (False,)),
-    "response_format": Unsupported("the form of an answer cannot be promised yet", ({"type": "text"},)),
     "service_tier": Unsupported("all requests are served alike", ("auto", "default")),
     "store": Unsupported("this server keeps no answers", (False,)),
     "verbosity": Unsupported("say in a message how long the answer shall be", ("medium",)),
@@ -49,6 +51,7 @@ UNSUPPORTED_IN_CHAT: dict[str, Unsupported] = {
 }
 UNSUPPORTED_IN_COMPLETIONS: dict[str, Unsupported] = {
     **UNSUPPORTED_BY_ALL,
+    **_GRAMMARS,
     "best_of": Unsupported("all answers are returned, see n", (1,)),
     "echo": Unsupported("the caller has the prompt", (False,)),
 }
@@ -65,8 +68,8 @@ UNSUPPORTED_IN_EDIT: dict[str, Unsupported] = {
 }
 UNSUPPORTED_IN_INFILL: dict[str, Unsupported] = {
     **UNSUPPORTED_BY_ALL,
-    "grammar": Unsupported("the form of an answer cannot be promised yet", ("",)),
-    "json_schema": Unsupported("the form of an answer cannot be promised yet"),
+    "grammar": _GRAMMAR,
+    "json_schema": Unsupported("what stands in a gap is up to the texts around it"),
     "lora": Unsupported("an adapter is asked for by its name, as model", ([],)),
     "min_p": Unsupported("top_k and top_p are what limits the choice of words", (0,)),
     "n_probs": Unsupported("log-probabilities are not told here", (0,)),

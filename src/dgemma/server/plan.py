@@ -6,16 +6,19 @@ import secrets
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from dgemma.canvas.calibration import Calibration
 from dgemma.canvas.workbench import Workbench
+from dgemma.constraint.constraint import Constraint
 from dgemma.engine.service import EngineRequest, ServedModel
 from dgemma.errors import InputError, suggestion
 from dgemma.params import MAX_LOGPROBS, GenerationParams
-from dgemma.server.api_error import ApiError, api_error_of, refused, shown
+from dgemma.server.api_error import ApiError, api_error_of, named_field, refused, shown
+from dgemma.server.chat_form import chat_form
 from dgemma.server.chat_request import ChatRequest
 from dgemma.server.completion_request import CompletionRequest
+from dgemma.server.form_fields import AskedForm, FormFields, text_form
 from dgemma.server.request_fields import CommonFields, GenerationFields
 from dgemma.server.settings import Settings
 from dgemma.server.text import TextService
@@ -44,10 +47,23 @@ class Plan:
     include_usage: bool = False
     logprobs: int | None = None  # likeliest words to list per token; None: no log-probabilities
     delivers_calls: bool = False  # tools were offered, so calls are an answer
+    form: AskedForm | None = None  # to be compiled: what the answers keep to
+    limit_name: str = "max_tokens"  # as the caller calls it
 
     @property
     def num_choices(self) -> int:
         return len(self.requests)
+
+    def within(self, constraint: Constraint) -> Plan:
+        """The same with answers that keep to it."""
+        requests = tuple(replace(request, constraint=constraint) for request in self.requests)
+        return replace(self, requests=requests)
+
+    def refusal(self, error: InputError) -> ApiError:
+        """What the engine has refused, in the caller's words."""
+        is_limit = named_field(str(error), ("max_tokens",)) is not None
+        message = str(error).replace("max_tokens", self.limit_name, 1) if is_limit else str(error)
+        return refused(message, self.limit_name if is_limit else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +93,12 @@ class Planner:
             limit_name=limit_name,
             logprobs=request.logprobs_wanted,
             delivers_calls=tools is not None,
+            form=chat_form(request),
         )
 
     def plan_completion(self, request: CompletionRequest) -> Plan:
         adapter = self.adapter_of(request.model)
+        asked = text_form(request)
         given = request.prompts
         self.check_choices(len(given), request.n)  # before many texts are read for nothing
         try:
@@ -100,6 +118,7 @@ class Planner:
             limit_name="max_tokens",
             logprobs=request.logprobs,
             delivers_calls=False,
+            form=None if asked is None else AskedForm(form=asked[1], field=asked[0]),
         )
 
     def workbench(self, request: CommonFields, *, id_: str, num_choices: int = 1, seed: int) -> Workbench:
@@ -120,7 +139,7 @@ class Planner:
 
     def _plan(
         self,
-        request: GenerationFields,
+        request: FormFields,
         *,
         prefix: str,
         adapter: str | None,
@@ -130,8 +149,11 @@ class Planner:
         limit_name: str,
         logprobs: int | None,
         delivers_calls: bool,
+        form: AskedForm | None,
     ) -> Plan:
         check_streaming(request)
+        if form is not None:
+            _check_ends(request, form)
         num_choices = self.check_choices(len(prompts), request.n)
         for prompt in prompts:
             self._check_prompt(prompt, prompt_name, limit, limit_name)
@@ -163,6 +185,8 @@ class Planner:
             include_usage=bool(request.stream_options and request.stream_options.include_usage),
             logprobs=logprobs,
             delivers_calls=delivers_calls,
+            form=form,
+            limit_name=limit_name,
         )
 
     def adapter_of(self, name: str) -> str | None:
@@ -291,6 +315,18 @@ def check_streaming(request: GenerationFields) -> None:
     for name, value in (("stream_options", request.stream_options), ("diffusing", request.diffusing)):
         if value:
             raise refused(f"{name} is for streams; set stream to true, or leave {name} out.", name)
+
+
+def _check_ends(request: GenerationFields, form: AskedForm) -> None:
+    """What says that a text is whole is the model's own end token."""
+    for name, value in (("end_tokens", request.end_tokens), ("ignore_end", request.ignore_end)):
+        if value or value == []:
+            raise refused(
+                f"{name} is {shown(value)}, which is not supported with {form.field}: a text that is whole "
+                f"ends with an end token of the model. Leave {name} out.",
+                name,
+                "unsupported_parameter",
+            )
 
 
 def too_long(message: str, param: str) -> ApiError:

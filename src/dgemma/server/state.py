@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dgemma.canvas.calibration import Calibration
 from dgemma.engine.service import EngineService
 from dgemma.server.admission import Admission
+from dgemma.server.constraints import Constraints
 from dgemma.server.metrics import Metrics
 from dgemma.server.plan import Planner
 from dgemma.server.settings import Settings
@@ -22,10 +23,12 @@ class ServerState:
     metrics: Metrics = field(default_factory=Metrics)
     began_at: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
     admission: Admission = field(init=False)
+    constraints: Constraints = field(init=False)
     calibration: Calibration | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.settings.max_concurrent_requests)
+        self.constraints = Constraints(self.text.compiler(self.engine.model))
         file = self.settings.calibration
         self.calibration = None if file is None else Calibration.load(file)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dgemma.canvas.workbench import Workbench
+from dgemma.constraint.compiler import Compiler
 from dgemma.engine.service import ServedModel
 from dgemma.errors import InputError
 from dgemma.params import GenerationParams
@@ -46,6 +47,10 @@ class TextService(Protocol):
         ...
 
     def piece(self, token: int) -> TokenPiece: ...
+
+    def compiler(self, served: ServedModel) -> Compiler:
+        """What makes constraints for this vocabulary; it keeps what it made."""
+        ...
 
     def workbench(
         self, served: ServedModel, *, params: GenerationParams, seed: int, adapter: str | None, id_: str
@@ -84,6 +89,9 @@ class CheckpointText:
         text = self._tokenizer.decode([token])
         byte = _BYTE_PIECE.fullmatch(spelled) if token in self._tokenizer.byte_ids else None
         return TokenPiece(text=text, raw=text.encode() if byte is None else bytes.fromhex(byte[1]))
+
+    def compiler(self, served: ServedModel) -> Compiler:
+        return Compiler(self._tokenizer, served.vocab_size, served.defaults.end_tokens)
 
     def workbench(
         self, served: ServedModel, *, params: GenerationParams, seed: int, adapter: str | None, id_: str
