@@ -19,6 +19,7 @@ from dgemma.errors import InputError
 
 MAX_STATES = 60_000  # of the machine
 _MAX_WORK = 8_000_000  # parts of states looked at while it is made so
+_FEW = 4
 _WORK_BETWEEN_CHECKS = 50_000
 DEFAULT_SECONDS = 5.0
 _MINIMIZING_WORK = 30_000_000  # entries of its table looked at while it is made minimal
@@ -133,15 +134,19 @@ def _determinize(
     numbers = {first: 0}
     states = [first]
     rows: list[list[int]] = []
+    small: dict[frozenset[int], int] = {}  # where few parts lead; most states are met in this way many times
     for state in states:
+        if len(rows) % 256 == 0:
+            clock.check()
         targets: dict[int, set[int]] = {}
         for part in state:
             for letter, to in arrows_of(part):
                 targets.setdefault(letter, set()).add(to)
         row = [-1] * num_letters
-        known: dict[frozenset[int], int] = {}
+        large: dict[frozenset[int], int] = {}
         for letter, some in targets.items():
             key = frozenset(some)
+            known = small if len(key) <= _FEW else large
             if key not in known:
                 reached = closure(some)
                 if reached not in numbers:

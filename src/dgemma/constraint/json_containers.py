@@ -12,6 +12,7 @@ from dgemma.constraint.json_text import Style, member
 from dgemma.constraint.pattern import EMPTY, Either, Node, Repeat, Sequence, literal
 
 _MOST_OTHERS = 30  # members that are not named, where they are counted
+_MOST_DISTINCT = 16  # items of an array that are told apart and stand in their order
 _MOST_ARRANGED = 8  # distinct items of an array that may stand in any order
 _CLOSE_ARRAY, _CLOSE_OBJECT = literal("]"), literal("}")
 
@@ -88,6 +89,7 @@ def _without_end(rest: Node | None, found: Found, limit: int, style: Style) -> l
 def distinct_pattern(items: Several[Node], least: int, most: int, style: Style) -> Node | None:
     """Arrays of these items, each at most once; of many items only those in their order."""
     in_order = len(items) > _MOST_ARRANGED
+    most = min(most, max(least, _MOST_DISTINCT))
     known: dict[int, Node | None] = {}
 
     def follows(used: int) -> Node | None:
@@ -143,55 +145,70 @@ def object_pattern(
     if most is not None and most >= len(members):
         most = None if other is None else min(most, len(members) + _MOST_OTHERS)
     limit = least if most is None else most
-    # By the number of members so far: what follows when there are some, and when there are none.
-    follows = [_last(other, number, least, most, most_others, style) for number in range(limit + 1)]
-    begins = _first(other, least, most, most_others, style)
+    # By the number of members so far: what may follow where a member has to (at the beginning, behind a
+    # comma), and what may follow behind a member. That a comma stands once before all that may follow it
+    # keeps the states of a machine few and small.
+    wanted = _others(other, least, most, most_others, limit, style)
+    may_close = True
     for node, required in reversed(members):
-        nexts: list[Node | None] = [
-            follows[min(number + 1, limit)] if most is None or number < most else None
-            for number in range(limit + 1)
+        behind = _behind(wanted, least if may_close else None, style)
+        wanted = [
+            _one_of(
+                [
+                    *_some(node, _at(behind, number + 1, most)),
+                    *([without] if without is not None and not required else []),
+                ]
+            )
+            for number, without in enumerate(wanted)
         ]
-        begins = _either_way(node, nexts[0], begins, required, EMPTY)
-        follows = [
-            _either_way(node, after, without, required, style.comma)
-            for after, without in zip(nexts, follows, strict=True)
-        ]
+        may_close = may_close and not required
+    empty: list[Node] = [_CLOSE_OBJECT] if may_close and least == 0 else []
+    begins = _one_of([*empty, *([wanted[0]] if wanted[0] is not None else [])])
     return None if begins is None else Sequence((literal("{"), begins))
 
 
-def _either_way(
-    node: Node, after: Node | None, without: Node | None, required: bool, comma: Node
-) -> Node | None:
-    ways: list[Node] = [] if after is None else [Sequence((comma, node, after))]
-    if not required and without is not None:
-        ways.append(without)
-    return _one_of(ways)
+def _behind(wanted: list[Node | None], least: int | None, style: Style) -> list[Node | None]:
+    """The end, from `least` members on (None: not yet), or a comma and more."""
+    return [
+        _one_of(
+            [
+                *([_CLOSE_OBJECT] if least is not None and number >= least else []),
+                *_some(style.comma, some),
+            ]
+        )
+        for number, some in enumerate(wanted)
+    ]
 
 
-def _last(
-    other: Node | None, number: int, least: int, most: int | None, most_others: int | None, style: Style
-) -> Node | None:
-    """What follows behind the named members, when there are so many of them, and at least one."""
-    ways: list[Node] = [_CLOSE_OBJECT] if number >= least else []
-    left = _least_of(None if most is None else most - number, most_others)
-    if other is not None and number + 1 >= least and left != 0:
-        again = Sequence((style.comma, other))
-        if number >= least:
-            return Sequence((Repeat(again, 0, left), _CLOSE_OBJECT))
-        ways.append(Sequence((again, Repeat(again, 0, None if left is None else left - 1), _CLOSE_OBJECT)))
-    return _one_of(ways)
+def _some(first: Node, then: Node | None) -> list[Node]:
+    return [] if then is None else [Sequence((first, then))]
 
 
-def _first(
-    other: Node | None, least: int, most: int | None, most_others: int | None, style: Style
-) -> Node | None:
-    """The same when there are none."""
-    ways: list[Node] = [_CLOSE_OBJECT] if least == 0 else []
-    left = _least_of(most, most_others)
-    if other is not None and least <= 1 and left != 0:
-        again = Repeat(Sequence((style.comma, other)), 0, None if left is None else left - 1)
-        ways.append(Sequence((other, again, _CLOSE_OBJECT)))
-    return _one_of(ways)
+def _at(behind: list[Node | None], number: int, most: int | None) -> Node | None:
+    """What follows behind so many members; without a most, more than are counted are as many as are."""
+    if number < len(behind):
+        return behind[number]
+    return behind[-1] if most is None else None
+
+
+def _others(
+    other: Node | None, least: int, most: int | None, most_others: int | None, limit: int, style: Style
+) -> list[Node | None]:
+    """Members that nobody named, at least one, behind so many others, and the end."""
+    if other is None:
+        return [None] * (limit + 1)
+    tails: dict[int | None, Node] = {}
+    found: list[Node | None] = []
+    for number in range(limit + 1):
+        left = _least_of(None if most is None else most - number, most_others)
+        if left == 0 or number + 1 < least:
+            found.append(None)
+            continue
+        if left not in tails:
+            again = Repeat(Sequence((style.comma, other)), 0, None if left is None else left - 1)
+            tails[left] = Sequence((other, again, _CLOSE_OBJECT))
+        found.append(tails[left])
+    return found
 
 
 def _least_of(first: int | None, second: int | None) -> int | None:

@@ -89,7 +89,7 @@ class _Writer:
         self._clock = clock
         self._plan = Plan(source, style, clock)
         self._shapes: dict[Key, list[Shape]] = {}
-        self._root = self._planned(() if source.root is True else (source.root,))
+        self._root = self._planned(source.together([source.root]))
         self._circle = circles({key: _children(shapes) for key, shapes in self._shapes.items()})
         self._limits = _Limits(0, 0, None)
         self._written: dict[tuple[Key, int], tuple[Node | None, int]] = {}
@@ -179,7 +179,7 @@ class _Writer:
             if self._circle.get(held, -1) != self._circle.get(key, -2):
                 return self._value(held, self._budget(held), level + 1)
             if budget == 0:
-                self._is_cut = True
+                self._is_cut |= bool(key)
                 return None
             return self._value(held, budget - 1, level + 1)
 

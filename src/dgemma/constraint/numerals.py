@@ -36,6 +36,10 @@ _SHORT = parse(rf"-?[0-9]{{1,{FLOAT_DIGITS}}}(\.[0-9]+)?")
 Number = int | float
 
 
+class TooLongError(InputError):
+    """Bounds between which there are only numbers of very many digits."""
+
+
 @dataclass(frozen=True)
 class Bounds:
     """Numbers from `low` to `high`; an end that is excluded is not among them."""
@@ -73,7 +77,7 @@ def _numerals(bounds: Bounds, digits: int, places: Callable[[int], int]) -> Node
     """Numbers of up to `digits` before the point, more where a bound is longer, and `places` behind it."""
     ends = [abs(end) for end in (bounds.low, bounds.high) if end is not None and abs(end) < _FAR]
     if (bounds.low or 0) > _FAR or (bounds.high or 0) < -_FAR:
-        raise InputError(f"a bound of a number is beyond {_FAR:.0e}; no number so long is written.")
+        raise TooLongError(f"it is beyond {_FAR:.0e}, and no number so long is written.")
     most = max([digits, *(len(str(int(end))) + 1 for end in ends)])
     ways: list[Node] = []
     for length in range(1, most + 1):

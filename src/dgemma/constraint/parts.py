@@ -10,7 +10,7 @@ from dgemma.constraint.clock import Clock
 from dgemma.constraint.pattern import Chars, Control, Either, Graph, Node, Ranges, Repeat, Sequence
 from dgemma.errors import InputError
 
-MAX_PARTS = 400_000
+MAX_PARTS = 250_000
 _MAX_INLINE = 20
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from dgemma.constraint.json_text import Style, written
 from dgemma.constraint.schema_keywords import MADE, UNLIKE, count, items, least_and_most, refused
 from dgemma.constraint.schema_shapes import ArrayShape, Contains, DistinctShape
-from dgemma.constraint.schema_source import Branch, Schema, SchemaSource, Together, together
+from dgemma.constraint.schema_source import Branch, Schema, SchemaSource, Together
 from dgemma.errors import InputError
 
+_MOST_DISTINCT = 64
 _MOST_ITEMS = 1000  # of an array of limited size; a larger `maxItems` allows arrays that are not written
 
 
@@ -59,7 +60,7 @@ class Arrays:
 
         def places(asked: list[Schema]) -> tuple[tuple[Together, ...], Together | None]:
             prefix = tuple(
-                together(
+                self._source.together(
                     [
                         *asked,
                         *(p[at] if at < len(p) else rest for p, rest in zip(prefixes, rests, strict=True)),
@@ -67,18 +68,14 @@ class Arrays:
                 )
                 for at in range(size)
             )
-            return prefix, together([*asked, *rests]) if most is None or most > size else None
+            return prefix, self._source.together([*asked, *rests]) if most is None or most > size else None
 
         unique = [schema for schema in branch if schema.get("uniqueItems") is True]
         if unique and (most is None or most > 1):
-            values = self._values_of(together(rests)) if not size and not contains else None
-            if values is None:
-                where = self._source.where(unique[0])
-                raise refused(
-                    where,
-                    "uniqueItems",
-                    "asks to remember every item; it is taken where 'items' has an 'enum'",
-                )
+            values = self._values_of(self._source.together(rests)) if not size and not contains else None
+            if values is None or len(values) > _MOST_ITEMS or least > _MOST_DISTINCT:
+                why = "asks to remember every item; it is taken where 'items' has an 'enum' of few values"
+                raise refused(self._source.where(unique[0]), "uniqueItems", why)
             most = len(values) if most is None else min(most, len(values))
             nodes = tuple(written(value, self._style) for value in values)
             return DistinctShape(nodes, least, most) if least <= most else None

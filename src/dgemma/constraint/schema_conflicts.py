@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from dgemma.constraint.json_values import kind_of, same
-from dgemma.constraint.schema_keywords import KINDS, count, entries, items, kinds_of
+from dgemma.constraint.schema_keywords import KINDS, entries, items, kinds_of, least_and_most
 from dgemma.constraint.schema_numbers import bounds_of
-from dgemma.constraint.schema_source import Branch, Schema, SchemaSource, Together, together
+from dgemma.constraint.schema_source import Branch, Schema, SchemaSource, Together
 
 _MAX_DEPTH = 4
 
@@ -22,7 +22,7 @@ class Conflicts:
 
     def exclude(self, first: Schema, second: Schema) -> bool:
         """Whether no value satisfies both."""
-        return self._none(together([first, second]), 0)
+        return self._none(self._source.together([first, second]), 0)
 
     def _none(self, schemas: Together, depth: int) -> bool:
         return depth < _MAX_DEPTH and all(
@@ -51,14 +51,13 @@ class Conflicts:
                 for name in items(one, "required", self._source.where(one), of=str)
             }
             return self._too_few(branch, "Properties") or any(
-                self._none(together(self._at(branch, name)), depth + 1) for name in required
+                self._none(self._source.together(self._at(branch, name)), depth + 1) for name in required
             )
         return False
 
     def _too_few(self, branch: Branch, what: str) -> bool:
-        least = max(count(one, f"min{what}", self._source.where(one)) or 0 for one in branch)
-        most = [count(one, f"max{what}", self._source.where(one)) for one in branch]
-        return any(limit is not None and limit < least for limit in most)
+        least, most = least_and_most(branch, what, self._source.where)
+        return most is not None and most < least
 
     def _at(self, branch: Branch, name: str) -> list[Schema]:
         """Some of what the value of a key has to be."""

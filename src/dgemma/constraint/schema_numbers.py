@@ -13,6 +13,8 @@ from dgemma.constraint.schema_keywords import NO_MULTIPLE, UNLIKE, number, refus
 from dgemma.constraint.schema_source import Branch, SchemaSource
 from dgemma.errors import InputError
 
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+
 
 def bounds_of(schemas: Iterable[dict[str, Any]], source: SchemaSource) -> Bounds:
     """The narrowest of the bounds that these schemas give a number."""
@@ -53,12 +55,18 @@ def number_pattern(branch: Branch, kinds: frozenset[str], source: SchemaSource, 
         if isinstance(value, int | float) and not isinstance(value, bool)
     ]
     other_than = [schema for schema in branch if NO_MULTIPLE in schema]
-    if "fraction" not in kinds:
-        found = numerals.integers(bounds)
-    else:
-        found = numerals.numbers(
-            bounds, clock, only_fractions="integer" not in kinds, plain=bool(unlike or other_than)
+    try:
+        if "fraction" not in kinds:
+            found = numerals.integers(bounds)
+        else:
+            found = numerals.numbers(
+                bounds, clock, only_fractions="integer" not in kinds, plain=bool(unlike or other_than)
+            )
+    except numerals.TooLongError as error:
+        where, keyword = next(
+            (source.where(schema), keyword) for schema in branch for keyword in _BOUNDS if keyword in schema
         )
+        raise refused(where, keyword, f"is not taken: {str(error).rstrip('.')}") from None
     for schema in branch:
         where = source.where(schema)
         try:

@@ -11,7 +11,7 @@ from dgemma.constraint.pattern import Either, Node, literal
 from dgemma.constraint.product import both, minus
 from dgemma.constraint.schema_keywords import MADE, UNLIKE, entries, items, least_and_most
 from dgemma.constraint.schema_shapes import ObjectShape, Property
-from dgemma.constraint.schema_source import Branch, Schema, SchemaSource, Together, together
+from dgemma.constraint.schema_source import Branch, Schema, SchemaSource, Together
 from dgemma.constraint.schema_strings import Strings
 from dgemma.constraint.schema_values import Values
 
@@ -76,7 +76,7 @@ class Objects:
                 found.append(self._additional(schema))
             if "propertyNames" in schema and not self._values.valid(schema["propertyNames"], name):
                 return (False,)
-        return together(found)
+        return self._source.together(found)
 
     def _additional(self, schema: dict[str, Any]) -> Schema:
         where = self._source.where(schema)
@@ -99,7 +99,7 @@ class Objects:
         found: list[tuple[Node, Together]] = []
         for pattern, owned in patterns.items():
             owners = {id(owner) for owner, _ in owned}
-            value = together(
+            value = self._source.together(
                 [part for _, part in owned]
                 + [self._additional(schema) for schema in branch if id(schema) not in owners]
             )
@@ -108,7 +108,7 @@ class Objects:
             keys = self._keys(branch, names, pattern, [other for other in patterns if other != pattern])
             if keys is not None:
                 found.append((self._style.quoted(keys), value))
-        value = together(self._additional(schema) for schema in branch)
+        value = self._source.together(self._additional(schema) for schema in branch)
         if not closed and value != (False,):
             keys = self._keys(branch, names, None, list(patterns))
             if keys is not None:
@@ -121,7 +121,7 @@ class Objects:
         keys: Node | None = style.spelled(style.free_key)
         if found is not None:
             keys = style.spelled(self._strings.searched(found, "surely", where, "patternProperties"))
-        allowed = together(
+        allowed = self._source.together(
             self._source.checked(schema["propertyNames"], f"{self._source.where(schema)}/propertyNames")
             for schema in branch
             if "propertyNames" in schema

@@ -10,13 +10,15 @@ from dgemma.constraint.json_values import frozen
 from dgemma.constraint.pattern import Either, Node, literal
 from dgemma.constraint.schema_arrays import Arrays
 from dgemma.constraint.schema_branches import Branches
-from dgemma.constraint.schema_keywords import KINDS, UNLIKE, items, kinds_of
+from dgemma.constraint.schema_keywords import KINDS, UNLIKE, items, kinds_of, refused
 from dgemma.constraint.schema_numbers import number_pattern
 from dgemma.constraint.schema_objects import Objects
 from dgemma.constraint.schema_shapes import Shape
 from dgemma.constraint.schema_source import Branch, SchemaSource, Together
 from dgemma.constraint.schema_strings import Strings
 from dgemma.constraint.schema_values import Values
+
+_MOST_LISTED = 200_000  # characters of listed values
 
 
 class Plan:
@@ -66,6 +68,11 @@ class Plan:
         lists += [[one["const"]] for one in branch if "const" in one]
         if not lists:
             return None
+        if sum(len(str(value)) for value in min(lists, key=len)) > _MOST_LISTED:
+            where = next(self._source.where(one) for one in branch if "enum" in one or "const" in one)
+            raise refused(
+                where, "enum", f"has more than {_MOST_LISTED} characters; list fewer or shorter values"
+            )
         listed = {frozen(value): value for value in min(lists, key=len)}
         return [
             value

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from dgemma.constraint.schema_keywords import MADE_KEYWORDS
+from dgemma.constraint.schema_keywords import ANNOTATIONS, MADE_KEYWORDS
 from dgemma.errors import InputError
 
 MAX_VALUES = 50_000
 MAX_CHARS = 1_000_000
 MAX_DEPTH = 150
 _MAX_INT_BITS = 1024
+_MOST_STEPS = 50
+_ONLY_REFERS = ANNOTATIONS | {"$ref"}
 _SCHEMAS = (
     "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
     "unevaluatedItems", "unevaluatedProperties",
@@ -26,11 +28,6 @@ Together = tuple[Schema, ...]
 """Schemas that hold at once. None of them is `true`; a single `false` says that nothing is valid."""
 Branch = tuple[dict[str, Any], ...]
 """Schemas that hold at once, of which only the keywords are read that look at the value itself."""
-
-
-def together(schemas: Iterable[Schema]) -> Together:
-    found = {id(schema): schema for schema in schemas if schema is not True}
-    return (False,) if False in found.values() else tuple(found.values())
 
 
 class SchemaSource:
@@ -65,6 +62,21 @@ class SchemaSource:
                 "object, true or false."
             )
         return schema
+
+    def together(self, schemas: Iterable[Schema]) -> Together:
+        """Schemas that hold at once, each once; one that only refers to another is that other.
+
+        One that says nothing is left out, so that what is free is free in the same way everywhere.
+        """
+        found = {id(schema): schema for schema in map(self._referred, schemas) if schema is not True}
+        return (False,) if False in found.values() else tuple(found.values())
+
+    def _referred(self, schema: Schema) -> Schema:
+        for _ in range(_MOST_STEPS):
+            if not isinstance(schema, dict) or "$ref" not in schema or not schema.keys() <= _ONLY_REFERS:
+                break
+            schema = self.target(schema, schema["$ref"])
+        return True if isinstance(schema, dict) and schema.keys() <= ANNOTATIONS else schema
 
     def is_dynamic(self, reference: str) -> bool:
         """Whether an anchor has a meaning that depends on who refers to it: it stands in several places."""
