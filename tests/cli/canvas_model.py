@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import dgemma
 from dgemma.canvas.decide import Decision, Question
 from dgemma.canvas.edit import Change, Edited
 from dgemma.canvas.fill import Candidate, Filled
@@ -80,7 +79,9 @@ def _evenly(text: str, question: Question) -> tuple[float, ...]:
 
 @cache
 def _loaded(path: str) -> Any:
-    return dgemma.language_model.load(path)
+    from dgemma.language_model import load  # brings torch, which most tests do without
+
+    return load(path)
 
 
 def load_once(path: str, **options: Any) -> Any:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dgemma.cli.form_options import add_form_arguments, form_options
 from dgemma.cli.generation_options import (
     add_generation_arguments,
     check_text,
@@ -54,14 +55,18 @@ _HELP_PAGE = "\n".join(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, or a hub name")
     add_generation_arguments(parser)
+    add_form_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     options = generation_options(args)
+    form = form_options(args, reads_stdin=True)
     lm = load_model(args)
     if not lm.has_chat_template:
         raise InputError(f"{args.model} has no chat template; use `dgemma generate --raw`.")
-    conversation = Conversation(lm, options, args.system, thinking=args.thinking, with_stats=args.stats)
+    conversation = Conversation(
+        lm, options, args.system, form=form, thinking=args.thinking, with_stats=args.stats
+    )
     keep_undecodable_input()
     typed = sys.stdin.isatty()
     if typed:
@@ -98,12 +103,14 @@ class Conversation:
         options: dict[str, Any],
         system: str | None,
         *,
+        form: dict[str, Any] | None = None,
         thinking: bool = False,
         with_stats: bool = False,
     ) -> None:
         self.lm = lm
         self.options = options
         self.system = system
+        self.form = form or {}  # of every answer
         self.thinking = thinking
         self.with_stats = with_stats
         self.turns: list[dict[str, Any]] = []
@@ -129,7 +136,11 @@ class Conversation:
         text, answer = show_answer(
             view,
             lambda: self.lm.stream_chat(
-                [*self.messages, turn], thinking=self.thinking, drafts=view.live, **self.options
+                [*self.messages, turn],
+                thinking=self.thinking,
+                drafts=view.live,
+                **self.options,
+                **self.form,
             ),
         )
         if text or answer is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dgemma.cli import paint
 from dgemma.cli.canvas_options import MODEL, add_model_arguments, add_words, given_words, looks_like_a_model
+from dgemma.cli.form_options import add_form_arguments, form_options
 from dgemma.cli.generation_options import check_text, load_model
 from dgemma.cli.progress import count_progress
 from dgemma.cli.text_file import TextFile, check_writable, read_text_file, write_text_file
@@ -34,7 +35,8 @@ EXAMPLES = (
     "  echo 'def add(a, b): return <FILL>' | dgemma fill -\n"
     "  dgemma fill notes.md --write --seed 7\n"
     "  dgemma fill MODEL poem.txt --marker '[...]' --max-tokens 100 --json\n"
-    "  dgemma fill main.py --line 12 --column 5 --lengths 2-8,12 --only"
+    "  dgemma fill main.py --line 12 --column 5 --lengths 2-8,12 --only\n"
+    "  dgemma fill letter.txt --regex '[0-9]{1,2} (May|June)'"
 )
 MARKER = "<FILL>"
 # Characters that a token has on average, at most: beyond its context a model reads nothing.
@@ -82,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-denoising-steps", type=int, metavar="N", help="most steps per canvas (default: 48)"
     )
     how.add_argument("--temperature", type=float, metavar="T", help="0: the likeliest (default: 1)")
+    add_form_arguments(parser)
     out = parser.add_argument_group("what comes out").add_mutually_exclusive_group()
     out.add_argument("--only", action="store_true", help="print the fills alone, one per line")
     out.add_argument("--json", action="store_true", help="print one JSON object for a program")
@@ -96,9 +99,10 @@ def run(args: argparse.Namespace) -> int:
     args.model, path = [MODEL, *words][-2:]
     if args.write:
         check_writable(path)
+    form = form_options(args, reads_stdin=path == "-")
     file = read_text_file(path)
     parts = _parts(args, file)
-    options = _options(args, len(parts) - 1)
+    options = {**_options(args, len(parts) - 1), **form}
     text, gaps = _fill(load_model(args), parts, options)
     if args.write:
         write_text_file(file, text)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from dgemma.cli.form_options import add_form_arguments, form_options
 from dgemma.cli.generation_options import (
     add_generation_arguments,
     check_text,
@@ -34,7 +35,9 @@ EXAMPLES = (
     "examples:\n"
     '  dgemma generate MODEL "Why is the sky blue?" --stats\n'
     "  dgemma generate MODEL --raw --seed 7 < beginning.txt > continued.txt\n"
-    '  dgemma generate MODEL "Three primes, please." --json'
+    '  dgemma generate MODEL "Three primes, please." --json\n'
+    '  dgemma generate MODEL "Is 7 a prime?" --choice yes --choice no\n'
+    '  dgemma generate MODEL "A user, please." --json-schema user.schema.json'
 )
 
 
@@ -44,15 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw", action="store_true", help="continue the text, without the chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
     add_generation_arguments(parser)
+    add_form_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     options = generation_options(args)
+    form = form_options(args, reads_stdin=args.prompt in (None, "-"))
     prompt = _prompt(args)
     lm = load_model(args)
     # With --json only the finished answer counts; the view writes to nowhere.
     view = PlainView(io.StringIO()) if args.json else open_answer_view(lm, options)
-    _, answer = show_answer(view, lambda: _start(lm, prompt, args, {**options, "drafts": view.live}))
+    _, answer = show_answer(view, lambda: _start(lm, prompt, args, {**options, **form, "drafts": view.live}))
     if answer is None:
         print("dgemma generate: interrupted", file=sys.stderr)
         return 130
