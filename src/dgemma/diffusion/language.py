@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor
 
 from dgemma.diffusion.block import BLOCK
 from dgemma.diffusion.paths import Bools, Machine, machine_of
+from dgemma.diffusion.reading import CHUNK
 
 # Shapes: live = words that some state takes, classes, states.
 
@@ -33,23 +32,22 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Language:
-    """Class 0 holds the words that no state takes: they are never looked at."""
+    """Class 0 holds the words that no state takes: they are never looked at.
+
+    Words of a class stand next to each other, ascending; first those of small classes, which are summed up
+    together, then those of large ones, of more than a chunk.
+    """
 
     machine: Machine
-    words: Tensor  # [live], the words of a class next to each other, ascending
-    class_of_column: Tensor  # [live]
-    bounds: tuple[int, ...]  # [classes + 1]: where each class begins among the live words
+    words: Tensor  # [live]
+    order: tuple[int, ...]  # classes that have words, as these stand
+    bounds: tuple[tuple[int, int], ...]  # [classes]: where a class begins and ends among the live words
+    small: Tensor  # [live words of small classes]: which class of `order` each is of
     blocks: tuple[Columns, ...]  # those with a live word
 
     @property
     def num_live(self) -> int:
         return self.words.shape[0]
-
-    def classes(self) -> Iterator[tuple[int, int, int]]:
-        """Class, begin, end; of those that have words."""
-        for number, (begin, end) in enumerate(pairwise(self.bounds)):
-            if begin < end:
-                yield number, begin, end
 
     def columns_of(self, words: Tensor) -> Tensor:
         """Where those of `words` that are live stand."""
@@ -70,10 +68,16 @@ def language_of(
     class_of_word: NDArray[np.integer], maps: NDArray[np.integer], device: torch.device
 ) -> Language:
     """From the class of each word [vocabulary] and the next state of each class [classes, states]."""
-    order = np.argsort(class_of_word, kind="stable")
-    order = order[np.searchsorted(class_of_word[order], 1) :]
-    classes = class_of_word[order]
-    bounds = np.searchsorted(classes, np.arange(len(maps) + 1))
+    sizes = np.bincount(class_of_word, minlength=len(maps))
+    by_size = sorted(np.flatnonzero(sizes[1:]) + 1, key=lambda number: (sizes[number] > CHUNK, number))
+    rank = np.full(len(maps), len(maps))
+    rank[by_size] = np.arange(len(by_size))
+    order = np.argsort(rank[class_of_word], kind="stable")[: int(sizes[1:].sum())]
+    ends = np.cumsum(sizes[by_size])
+    bounds = [(0, 0)] * len(maps)
+    for number, end in zip(by_size, ends.tolist(), strict=True):
+        bounds[number] = (end - int(sizes[number]), end)
+    num_small = int((sizes[by_size] <= CHUNK).sum())
     column = np.full(len(class_of_word), -1)
     column[order] = np.arange(len(order))
     blocks = []
@@ -90,9 +94,10 @@ def language_of(
                 )
             )
     return Language(
-        machine_of(maps),
-        torch.from_numpy(order.astype(np.int64)).to(device),
-        torch.from_numpy(classes.astype(np.int64)).to(device),
-        tuple(bounds.tolist()),
-        tuple(blocks),
+        machine=machine_of(maps),
+        words=torch.from_numpy(order.astype(np.int64)).to(device),
+        order=tuple(int(number) for number in by_size),
+        bounds=tuple(bounds),
+        small=torch.from_numpy(np.repeat(np.arange(num_small), sizes[by_size[:num_small]])).to(device),
+        blocks=tuple(blocks),
     )

@@ -8,7 +8,7 @@ strings of the language, and its weights go back to the words: the soft embeddin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -81,8 +81,13 @@ def read_within(
     entropy = _entropy(log_shares, sums)
     # Of each class, the log of its share over its mass: with it a word's logit is its log-probability.
     gain = torch.where(sums.top > NEVER, log_shares - (sums.log_mass - sums.top), NEVER).to(kept.dtype)
-    for number, begin, end in language.classes():
-        kept[begin:end] += gain[:, number]
+    gains = gain.T[list(language.order)]
+    num_small = len(language.small)
+    kept[:num_small] += gains[language.small]
+    for number, own in zip(language.order, gains, strict=True):
+        begin, end = language.bounds[number]
+        if begin >= num_small:
+            kept[begin:end] += own
     return _whole(hidden, vocabulary, language, span, kept, guess, drawn, entropy, num_likeliest)
 
 
@@ -95,16 +100,16 @@ class _Sums:
     entropy: Tensor  # of a word drawn from it, nats
     chunk_top: Tensor  # relative to the class's
     chunk_mass: Tensor  # relative to it, not a logarithm
-    chunks: tuple[int, ...]  # [classes + 1]: where each class's chunks begin
+    chunks: dict[int, slice]  # of each class that has words
 
     def of_chunks(self, values: Tensor, chosen: Tensor, missing: float) -> Tensor:
         """Of each position, the values of its class's chunks [span, most chunks of a class]."""
         numbers = chosen.unique().tolist()
-        most = max(self.chunks[number + 1] - self.chunks[number] for number in numbers)
+        most = max(self.chunks[number].stop - self.chunks[number].start for number in numbers)
         found = values.new_full((len(chosen), most), missing)
         for number in numbers:
             rows = (chosen == number).nonzero()[:, 0]
-            own = values[self.chunks[number] : self.chunks[number + 1], rows].T
+            own = values[self.chunks[number], rows].T
             found[rows, : own.shape[1]] = own
         return found
 
@@ -139,33 +144,73 @@ def _pin(kept: Tensor, pins: CanvasPins, strings: Strings) -> None:
 
 def _sums(kept: Tensor, language: Language) -> _Sums:
     """Sum up each class, whose words from now on are kept relative to its likeliest one."""
-    shape = (kept.shape[1], language.machine.num_classes)
-    top = kept.new_full(shape, NEVER, dtype=torch.float64)
-    log_mass, entropy = top.clone(), torch.zeros_like(top)
-    none = kept.new_empty(0, kept.shape[1])
-    chunk_tops, chunk_masses = [none], [none]
-    sizes = [-(-(end - begin) // CHUNK) for begin, end in pairwise(language.bounds)]
-    for number, begin, end in language.classes():
-        chunks = kept[begin:end].split(CHUNK)
-        tops = torch.stack([words.amax(0) for words in chunks])
-        peak = tops.amax(0)
-        alive = peak > NEVER
-        finite = torch.where(alive, peak, 0.0)
-        masses, moment = [], torch.zeros_like(top[:, 0])
-        for words in chunks:
-            below = words.sub_(finite)
-            shares = below.exp()
-            masses.append(shares.sum(0))
-            moment += shares.mul_(below.clamp(min=-1e4)).sum(0)  # a forbidden word's share is zero
-        chunk_tops.append(tops - finite)
-        chunk_masses.append(torch.stack(masses))
-        mass = chunk_masses[-1].sum(0, dtype=torch.float64)
-        top[:, number] = peak
-        log_mass[:, number] = torch.where(alive, finite + mass.log(), NEVER)
-        entropy[:, number] = torch.where(alive, mass.log() - moment / mass, 0.0)
-    return _Sums(
-        log_mass, top, entropy, torch.cat(chunk_tops), torch.cat(chunk_masses), (0, *accumulate(sizes))
+    parts = [_small_sums(kept[: len(language.small)], language.small)]
+    num_small = parts[0].top.shape[0]
+    parts += [_large_sums(kept[slice(*language.bounds[number])]) for number in language.order[num_small:]]
+    peak, mass, moment = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("top", "mass", "moment")
     )
+    alive = peak > NEVER
+
+    def spread(values: Tensor, missing: float) -> Tensor:
+        whole = values.new_full((kept.shape[1], language.machine.num_classes), missing, dtype=torch.float64)
+        whole[:, list(language.order)] = values.double().T
+        return whole
+
+    log_mass = torch.where(alive, peak.double() + mass.log(), NEVER)
+    entropy = torch.where(alive, mass.log() - moment / mass, 0.0)
+    counts = [1] * num_small + [part.chunk_top.shape[0] for part in parts[1:]]
+    ends = list(accumulate(counts))
+    return _Sums(
+        log_mass=spread(log_mass, NEVER),
+        top=spread(peak, NEVER),
+        entropy=spread(entropy, 0.0),
+        chunk_top=torch.cat([part.chunk_top for part in parts]),
+        chunk_mass=torch.cat([part.chunk_mass for part in parts]),
+        chunks={
+            number: slice(end - count, end)
+            for number, end, count in zip(language.order, ends, counts, strict=True)
+        },
+    )
+
+
+class _Part(NamedTuple):
+    """Some classes; [classes, span], and [chunks, span] of their chunks, relative to their tops."""
+
+    top: Tensor
+    mass: Tensor  # relative to the top, 64 bits
+    moment: Tensor  # sum of shares times logits, relative to it too
+    chunk_top: Tensor
+    chunk_mass: Tensor
+
+
+def _small_sums(kept: Tensor, group: Tensor) -> _Part:
+    """Classes of one chunk each, all at once; `group` [words] says which."""
+    count = int(group[-1]) + 1 if len(group) else 0
+    top = kept.new_full((count, kept.shape[1]), NEVER)
+    top.scatter_reduce_(0, group[:, None].expand_as(kept), kept, "amax")
+    finite = torch.where(top > NEVER, top, 0.0)
+    shares = kept.sub_(finite[group]).exp().double()
+    mass = torch.zeros_like(top, dtype=torch.float64).index_add_(0, group, shares)
+    shares *= kept.clamp(min=-1e4)  # a forbidden word's share is zero
+    moment = torch.zeros_like(mass).index_add_(0, group, shares)
+    return _Part(top, mass, moment, top - finite, mass.float())
+
+
+def _large_sums(kept: Tensor) -> _Part:
+    """One class of several chunks."""
+    chunks = kept.split(CHUNK)
+    tops = torch.stack([words.amax(0) for words in chunks])
+    top = tops.amax(0)
+    finite = torch.where(top > NEVER, top, 0.0)
+    masses, moment = [], torch.zeros_like(top, dtype=torch.float64)
+    for words in chunks:
+        shares = words.sub_(finite).exp()
+        masses.append(shares.sum(0))
+        moment += shares.mul_(words.clamp(min=-1e4)).sum(0)
+    chunk_mass = torch.stack(masses)
+    mass = chunk_mass.sum(0, dtype=torch.float64)
+    return _Part(top[None], mass[None], moment[None], tops - finite, chunk_mass)
 
 
 def _entropy(log_shares: Tensor, sums: _Sums) -> Tensor:
@@ -204,8 +249,8 @@ class _Words(NamedTuple):
 
 
 def _words_of(kept: Tensor, language: Language, chosen: Tensor, chunk: Tensor) -> _Words:
-    bounds = torch.tensor(language.bounds, device=kept.device)
-    begin, size = bounds[chosen, None], (bounds[chosen + 1] - bounds[chosen])[:, None]
+    bounds = torch.tensor(language.bounds, device=kept.device)[chosen]
+    begin, size = bounds[:, :1], bounds[:, 1:] - bounds[:, :1]
     width = min(CHUNK, int(size.max()))
     numbers = chunk[:, None] * CHUNK + torch.arange(width, device=kept.device)
     rows = begin + torch.minimum(numbers, size - 1)
