@@ -86,7 +86,7 @@ def machine_of(schema: Any) -> Automaton | None:
 
 
 @given(SCHEMAS, st.lists(VALUES, max_size=8), st.integers(0, 1000))
-@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
 def test_every_text_of_a_random_schema_is_valid(schema: Any, values: list[Any], seed: int) -> None:
     machine = machine_of(schema)
     if machine is None:

@@ -139,7 +139,10 @@ class _Writer:
             raise refused(
                 where, keyword, "is asked for its opposite ('not', 'oneOf' or 'if'), which is not supported"
             )
-        raise InputError("no value at all is valid for the JSON schema: what it asks for contradicts itself.")
+        raise InputError(
+            "nothing that can be written is valid for the JSON schema: what it asks for contradicts itself, "
+            "or it asks for more members of an object than it names."
+        )
 
     def _deeper(self, limits: _Limits) -> Node | None:
         """The least depth at which something is valid, when that is more than was asked for."""

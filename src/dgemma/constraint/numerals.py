@@ -162,7 +162,7 @@ def multiples(node: Node, of: Number, bounds: Bounds, clock: Clock) -> Node | No
         node = shorter
     divisor, places = _scaled(of)
     if divisor * (places + 1) <= _MAX_REMAINDERS:
-        return both(node, _remainders(divisor, places), clock)
+        return both(node, _with_zeros(divisor, places), clock)
     low, high = bounds.low, bounds.high
     if low is None or high is None or (high - low) / of > _MAX_LISTED:
         raise InputError(
@@ -181,7 +181,12 @@ def no_multiples(node: Node, of: Number, clock: Clock) -> Node | None:
     divisor, places = _scaled(of)
     if short is None or divisor * (places + 1) > _MAX_REMAINDERS:
         return None
-    return minus(short, Sequence((_remainders(divisor, places), _ZEROS if places else _POINT_ZEROS)), clock)
+    return minus(short, _with_zeros(divisor, places), clock)
+
+
+def _with_zeros(divisor: int, places: int) -> Node:
+    """Multiples of divisor / 10^places, also with zeros behind them, which make multiples of multiples."""
+    return Sequence((_remainders(divisor, places), _ZEROS if places else _POINT_ZEROS))
 
 
 def _scaled(of: Number) -> tuple[int, int]:

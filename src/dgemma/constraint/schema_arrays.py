@@ -9,7 +9,6 @@ from dgemma.constraint.json_text import Style, written
 from dgemma.constraint.schema_keywords import MADE, UNLIKE, count, items, least_and_most, refused
 from dgemma.constraint.schema_shapes import ArrayShape, Contains, DistinctShape
 from dgemma.constraint.schema_source import Branch, Schema, SchemaSource, Together
-from dgemma.errors import InputError
 
 _MOST_DISTINCT = 64
 _MOST_ITEMS = 1000  # of an array of limited size; a larger `maxItems` allows arrays that are not written
@@ -28,9 +27,8 @@ class Arrays:
     def shapes(self, branch: Branch) -> list[ArrayShape | DistinctShape]:
         least, most = least_and_most(branch, "Items", self._source.where)
         if least > _MOST_ITEMS:
-            raise InputError(
-                f"the JSON schema asks for {least} items of an array; at most {_MOST_ITEMS} are taken."
-            )
+            where = next(self._source.where(one) for one in branch if "minItems" in one)
+            raise refused(where, "minItems", f"asks for {least} items; at most {_MOST_ITEMS} are taken")
         most = most if most is None else min(most, _MOST_ITEMS)
         # An array that must not equal some others is shorter or longer than they are.
         unlike = [len(v) for one in branch for v in one.get(UNLIKE, []) if isinstance(v, list)]

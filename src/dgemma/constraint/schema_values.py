@@ -140,11 +140,15 @@ class Values:
         yield from (self.valid(part, item) for part, item in zip(prefix, value, strict=False))
         yield from (self.valid(schema.get("items", True), item) for item in value[len(prefix) :])
         if "unevaluatedItems" in schema:
-            yield None
+            yield self._unevaluated(schema["unevaluatedItems"], value[len(prefix) :])
         if "contains" in schema:
             yield self._contained(schema, value, where)
         if schema.get("uniqueItems") is True:
             yield len(set(map(frozen, value))) == len(value)
+
+    def _unevaluated(self, schema: Schema, others: list[Any]) -> Verdict:
+        """Of what the schema itself does not look at. Another may, so that what is not valid is not known."""
+        return True if all(self.valid(schema, item) is True for item in others) else None
 
     def _contained(self, schema: dict[str, Any], value: list[Any], where: str) -> Verdict:
         verdicts = [self.valid(schema["contains"], item) for item in value]
@@ -165,9 +169,10 @@ class Values:
             yield name not in value or all(other in value for other in others)
         for name, part in entries(schema, "dependentSchemas", where).items():
             yield name not in value or self.valid(part, value)
-        if "unevaluatedProperties" in schema:
-            yield None
         properties = entries(schema, "properties", where)
+        if "unevaluatedProperties" in schema:
+            others = [item for key, item in value.items() if key not in properties]
+            yield self._unevaluated(schema["unevaluatedProperties"], others)
         for key, item in value.items():
             if "propertyNames" in schema:
                 yield self.valid(schema["propertyNames"], key)

@@ -1,0 +1,123 @@
+"""Numbers between bounds are exactly those that Python's own comparison puts there."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from constraint_texts import Sampler
+from dgemma.constraint.automaton import Automaton, Clock, build
+from dgemma.constraint.numerals import Bounds, integers, multiples, no_multiples, numbers, unlike
+from dgemma.constraint.pattern import Node
+
+CLOCK = Clock(600)
+ENDS = (
+    st.none()
+    | st.integers(-1200, 1200)
+    | st.integers(-(10**20), 10**20)
+    | st.floats(-1000, 1000)
+    | st.sampled_from([0.1, 0.3, -0.25, 1e-7, 999.9999999999999])
+)
+BOUNDS = st.builds(Bounds, ENDS | st.just(-1e300), ENDS | st.just(1e300), st.booleans(), st.booleans())
+
+
+def built(node: Node | None) -> Automaton | None:
+    return None if node is None else build(node, CLOCK)
+
+
+def takes(machine: Automaton | None, text: str) -> bool:
+    return machine is not None and machine.matches(text)
+
+
+@given(BOUNDS, st.lists(st.integers(-2000, 2000) | st.integers(-(10**18) + 1, 10**18 - 1), max_size=20))
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_integers_are_those_between_the_bounds(bounds: Bounds, values: list[int]) -> None:
+    machine = built(integers(bounds))
+    ends = [
+        int(end) + by
+        for end in (bounds.low, bounds.high)
+        if end is not None and abs(end) < 1e30
+        for by in (-1, 0, 1)
+    ]
+    for value in [*values, *(end for end in ends if abs(end) < 10**18)]:
+        assert takes(machine, str(value)) == bounds.hold(value), (bounds, value)
+    assert not takes(machine, "-0")
+    assert not takes(machine, "007")
+
+
+@given(BOUNDS, st.lists(st.decimals(-1500, 1500, places=4), max_size=20))
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_numbers_are_those_between_the_bounds(bounds: Bounds, values: list[object]) -> None:
+    machine = built(numbers(bounds, CLOCK))
+    for value in values:
+        text = str(value)
+        if "E" not in text and not (text.startswith("-") and float(text) == 0):
+            assert takes(machine, text) == bounds.hold(json.loads(text)), (bounds, text)
+    for end in (bounds.low, bounds.high):
+        if isinstance(end, float) and len(repr(end)) < 12 and "e" not in repr(end) and end:
+            assert takes(machine, repr(end)) == bounds.hold(end)
+    if machine is not None:
+        for text in Sampler(machine).texts(20, 30):
+            assert bounds.hold(json.loads(text)), (bounds, text)
+
+
+@given(BOUNDS)
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+def test_fractions_are_no_integers_to_a_float(bounds: Bounds) -> None:
+    machine = built(numbers(bounds, CLOCK, only_fractions=True))
+    if machine is not None:
+        for text in Sampler(machine).texts(20, 30):
+            value = json.loads(text)
+            assert bounds.hold(value)
+            assert value != int(value)
+
+
+@pytest.mark.parametrize("of", [1, 2, 7, 250, 0.5, 0.25, 1.5, 3.0, 12.5])
+def test_multiples_are_so_exactly_and_to_a_float(of: float) -> None:
+    bounds = Bounds(-5000, 5000)
+    node = numbers(bounds, CLOCK)
+    assert node is not None
+    machine, others = built(multiples(node, of, bounds, CLOCK)), built(no_multiples(node, of, CLOCK))
+    for n in range(-400, 400):
+        value = n / 8
+        is_multiple = (Fraction(value) / Fraction(of)).denominator == 1
+        assert takes(machine, repr(value)) == (is_multiple and repr(value) != "-0.0"), value
+        if value:
+            assert takes(others, repr(value)) == (not is_multiple), value
+    assert machine is not None
+    for text in Sampler(machine).texts(30, 20):
+        assert json.loads(text) / of == int(json.loads(text) / of)
+
+
+def test_a_large_divisor_is_taken_between_bounds() -> None:
+    bounds = Bounds(1, 10**7)
+    node = integers(bounds)
+    assert node is not None
+    machine = built(multiples(node, 250_007, bounds, CLOCK))
+    assert takes(machine, "500014")
+    assert not takes(machine, "500015")
+    assert multiples(node, 10**9, bounds, CLOCK) is None
+
+
+@pytest.mark.parametrize("value", [0, 5, -3, 1.5, 0.001, 100.0])
+def test_what_is_unlike_a_number_is_so_in_every_spelling(value: float) -> None:
+    node = numbers(Bounds(), CLOCK, plain=True)
+    assert node is not None
+    machine = built(unlike(node, value, CLOCK))
+    for text in (repr(value), repr(float(value)), f"{value:.6f}", f"-{value:.1f}" if value == 0 else "5e0"):
+        assert not takes(machine, text), text
+    assert takes(machine, "7.25")
+
+
+def test_a_free_number_is_finite() -> None:
+    node = numbers(Bounds(), CLOCK)
+    assert node is not None
+    machine = build(node, CLOCK)
+    for text in ("1e-7", "1.5E+99", "-0.1", "123456789012345", "5e-324"):
+        assert machine.matches(text)
+    for text in ("1e999", "1e100", "01", ".5", "1.", "+1", "1234567890123456"):
+        assert not machine.matches(text)
