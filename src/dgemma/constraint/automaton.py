@@ -22,7 +22,7 @@ _MAX_WORK = 8_000_000  # parts of states looked at while it is made so
 _FEW = 4
 _WORK_BETWEEN_CHECKS = 50_000
 DEFAULT_SECONDS = 5.0
-_MINIMIZING_WORK = 30_000_000  # entries of its table looked at while it is made minimal
+_MINIMIZING_WORK = 15_000_000  # arrows looked at while it is made minimal
 
 __all__ = ["DEFAULT_SECONDS", "MAX_STATES", "Automaton", "Clock", "build"]
 
@@ -218,16 +218,18 @@ def _minimize(table: Ints, accepts: NDArray[np.bool_], clock: Clock) -> tuple[In
     `.{0,2000}` would otherwise be split one state at a time. Should groups not hold after some work, the
     machine stays as it is, which is as right.
     """
-    padded = np.where(table >= 0, table, len(table))
-    factors = np.random.default_rng(0).integers(1, 1 << 62, table.shape[1] + 1, dtype=np.uint64) | np.uint64(
-        1
-    )
+    sources, letters = np.nonzero(table >= 0)
+    arrows = table[sources, letters]
+    bounds = np.searchsorted(sources, np.arange(len(table) + 1))
+    factors = np.random.default_rng(0).integers(1, 1 << 62, table.shape[1] + 1, dtype=np.uint64)
+    factor = (factors | np.uint64(1))[letters]
     group = _longest(table).astype(np.uint64) * np.uint64(2) + accepts.astype(np.uint64)
     count = 0
-    for _ in range(_MINIMIZING_WORK // max(1, table.size) + 2):
+    for _ in range(_MINIMIZING_WORK // max(1, len(arrows)) + 2):
         clock.check()
-        seen = np.append(group + np.uint64(1), np.uint64(0))[padded]
-        mixed = (seen * factors[1:]).sum(1, dtype=np.uint64) + group * factors[0]
+        # What each arrow says, summed up for each state; sums wrap around, and so do their differences.
+        sums = np.append(np.uint64(0), np.cumsum((group[arrows] + np.uint64(1)) * factor, dtype=np.uint64))
+        mixed = sums[bounds[1:]] - sums[bounds[:-1]] + group * factors[-1]
         _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
         group = inverse.astype(np.uint64)
         if len(first) == count:
@@ -240,7 +242,7 @@ def _minimize(table: Ints, accepts: NDArray[np.bool_], clock: Clock) -> tuple[In
     rank = np.empty(count, np.int32)
     rank[order] = np.arange(count, dtype=np.int32)
     of_state = rank[inverse]
-    targets = np.append(of_state, np.int32(-1))[padded]
+    targets = np.append(of_state, np.int32(-1))[table]  # the last for none
     chosen = first[order]
     # Numbers were mixed, not compared: make sure that no two different ones fell together.
     if not np.array_equal(targets, targets[chosen][of_state]) or not np.array_equal(
