@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import openai
 import pytest
+from inceptionai import Inception
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
@@ -210,6 +211,20 @@ def test_logprobs_are_those_of_words_that_may_stand_there(client: OpenAI) -> Non
     assert {one.token for one in first.top_logprobs} >= {first.token}
 
 
+def test_mercurys_client_asks_for_json_and_calls_alike(server: RealServer) -> None:
+    schema = Address.model_json_schema()
+    with Inception(base_url=server.address, api_key="any", max_retries=0) as mercury:
+        asked = {"model": "tiny", "messages": MESSAGES, "max_tokens": 80, "extra_params": {"seed": 7}}
+        answer = mercury.chat.completions.create(
+            **asked, response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        )
+        Address.model_validate_json(str(answer.choices[0].message.content))
+        answer = mercury.chat.completions.create(**asked, tools=[LOOK], tool_choice="required")
+        for call in answer.choices[0].message.tool_calls or []:
+            Look.model_validate_json(call.function.arguments)
+        assert answer.choices[0].finish_reason == "tool_calls"
+
+
 def test_a_stop_string_still_ends_an_answer(client: OpenAI) -> None:
     answer = client.chat.completions.create(**CHAT, stop=["3"], extra_body={"regex": "[1-3]{40}"})
     assert re.fullmatch("[12]{0,40}", content_of(answer))
@@ -261,13 +276,25 @@ def test_a_stream_of_calls_ends_with_objects_of_their_models(client: OpenAI) -> 
 
 def test_strict_tools_that_may_be_called_are_called_rightly_or_not_at_all(client: OpenAI) -> None:
     asked = {**CHAT, "tools": [LOOK, SAIL]}
-    called, said = (
-        client.chat.completions.parse(**asked, logit_bias=bias).choices[0].message for bias in (CALL, NO_CALL)
-    )
+    called = client.chat.completions.parse(**asked, logit_bias=CALL).choices[0].message
     assert called.tool_calls  # text may stand before them
     check_arguments(list(called.tool_calls))
+    said = client.chat.completions.create(**asked, logit_bias=NO_CALL).choices[0].message
     assert said.content
     assert not said.tool_calls
+
+
+def test_speech_beside_strict_tools_that_is_cut_off_says_so(client: OpenAI) -> None:
+    """A call that ends with the last token is whole; words that were not at their end are not."""
+    never = {**NO_CALL, **{str(CONTROLS[name]): -100 for name in ("<eos>", "<turn|>") if name in CONTROLS}}
+    answer = client.chat.completions.create(**CHAT | {"max_tokens": 20}, tools=[LOOK], logit_bias=never)
+    choice = answer.choices[0]
+    assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
+    assert (choice.model_extra or {})["dgemma"]["finish_reason"] == "length"
+    chunks = client.chat.completions.create(
+        **CHAT | {"max_tokens": 20}, tools=[LOOK], logit_bias=never, stream=True
+    )
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
 
 
 def test_a_form_and_tools_give_text_of_the_form_or_calls(client: OpenAI) -> None:
@@ -314,7 +341,7 @@ def test_no_tool_is_called_where_none_may_be(client: OpenAI) -> None:
         ({"json_schema": []}, "json_schema", "json_schema is a list"),
         ({"json_schema": "{"}, "json_schema", "json_schema is no JSON"),
         ({"json_schema": {"type": "strin"}}, "json_schema", "strin"),
-        ({"json_schema": False}, "json_schema", "no value at all is valid"),
+        ({"json_schema": False}, "json_schema", "contradicts itself"),
         ({"response_format": {"type": "jsn"}}, "response_format.type", "must be one of"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
