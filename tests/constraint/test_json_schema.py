@@ -127,3 +127,12 @@ def test_a_person_compiles_at_once() -> None:
     machine = machine_of({"type": "object", "properties": properties, "required": ["name", "age"]})
     assert time.process_time() - before < 2
     assert machine.num_states < 20_000
+
+
+def test_properties_stand_in_the_order_in_which_the_schema_names_them() -> None:
+    base, own = {"properties": {"z": {"const": 1}}}, {"a": {"const": 2}}
+    first = machine_of({"type": "object", "allOf": [base], "properties": own})
+    last = machine_of({"type": "object", "properties": own, "allOf": [base]})
+    assert first.matches('{"z":1,"a":2}')
+    assert not first.matches('{"a":2,"z":1}')
+    assert last.matches('{"a":2,"z":1}')

@@ -89,7 +89,7 @@ class Branches:
             found = [self._without_other_properties(schema, branch, where) for branch in found]
         if "unevaluatedItems" in schema:
             found = [self._without_other_items(schema, branch, where) for branch in found]
-        return found
+        return [(*branch[1:], schema) for branch in found] if _is_base_first(schema) else found
 
     def _schema(self, schema: dict[str, Any], keyword: str, where: str) -> Schema:
         return self.source.checked(schema.get(keyword, True), f"{where}/{keyword}")
@@ -202,3 +202,9 @@ class Branches:
                 branch = tuple({id(part): part for part in (*one, *other)}.values())
                 found[tuple(id(part) for part in branch)] = branch
         return list(found.values())
+
+
+def _is_base_first(schema: dict[str, Any]) -> bool:
+    """Whether a schema refers to others before it names its own properties: theirs are then written first."""
+    before = list(schema)[: list(schema).index("properties")] if "properties" in schema else []
+    return "$ref" in before or "allOf" in before

@@ -54,14 +54,13 @@ def number_pattern(branch: Branch, kinds: frozenset[str], source: SchemaSource, 
         for value in schema.get(UNLIKE, [])
         if isinstance(value, int | float) and not isinstance(value, bool)
     ]
-    other_than = [schema for schema in branch if NO_MULTIPLE in schema]
+    # Where numbers are compared, they are written in so many digits as a float tells apart.
+    plain = bool(unlike) or any("multipleOf" in schema or NO_MULTIPLE in schema for schema in branch)
     try:
         if "fraction" not in kinds:
             found = numerals.integers(bounds)
         else:
-            found = numerals.numbers(
-                bounds, clock, only_fractions="integer" not in kinds, plain=bool(unlike or other_than)
-            )
+            found = numerals.numbers(bounds, clock, only_fractions="integer" not in kinds, plain=plain)
     except numerals.TooLongError as error:
         where, keyword = next(
             (source.where(schema), keyword) for schema in branch for keyword in _BOUNDS if keyword in schema
