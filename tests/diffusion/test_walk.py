@@ -14,7 +14,6 @@ from dgemma.diffusion.block import BLOCK
 from dgemma.diffusion.likeliest import truncation_floor
 from dgemma.diffusion.noise import Place, place_at
 from dgemma.diffusion.reading import Reading, read_dense, scale
-from dgemma.diffusion.token_classes import TokenClasses
 from dgemma.diffusion.walk import Vocabulary, Wishes, join, walk, walk_part
 
 CPU = torch.device("cpu")
@@ -111,15 +110,12 @@ def in_shards(
 def test_four_vocabulary_shards_join_to_the_same_bits() -> None:
     vocabulary, hidden = make(2, 40, 60_000, seed=6)
     heat = torch.tensor([0.8, 0.3])
-    wishes = Wishes(num_likeliest=7, classes=TokenClasses(torch.arange(60_000) % 13, 13))
+    wishes = Wishes(num_likeliest=7)
     whole = walk(hidden, vocabulary, heat, places(2, 3), wishes)
     joined = in_shards(4, vocabulary, hidden, heat, places(2, 3), wishes)
     for name in ("guess", "drawn", "entropy", "log_mass", "top_logit"):
         assert torch.equal(getattr(whole, name), getattr(joined, name)), name
     assert all(map(torch.equal, whole.likeliest, joined.likeliest))
-    assert torch.equal(whole.classes.best, joined.classes.best)
-    assert torch.equal(whole.classes.drawn, joined.classes.drawn)
-    assert torch.allclose(whole.classes.log_mass, joined.classes.log_mass, atol=1e-5, rtol=0)
     assert torch.allclose(whole.soft, joined.soft, atol=1e-5, rtol=0)
 
 
@@ -178,49 +174,11 @@ def test_forbidden_words_are_never_drawn() -> None:
     assert reading.soft.isfinite().all()
 
 
-def test_each_token_class_is_read_as_if_it_were_the_whole_vocabulary() -> None:
-    rows, canvas, vocab, count = 2, 30, 9000, 5
-    vocabulary, hidden = make(rows, canvas, vocab, seed=8)
-    of_word = torch.randint(count - 1, (vocab,), generator=torch.Generator().manual_seed(1))  # one is empty
-    bias = torch.zeros(rows, vocab)
-    bias[:, of_word == 2] = float("-inf")  # one is forbidden
-    bias[:, 17] = -100.0
-    heat = torch.tensor([0.7, 0.4])
-    found = walk(
-        hidden, vocabulary, heat, places(rows, 2), Wishes(bias=bias, classes=TokenClasses(of_word, count))
-    ).classes
-    scaled = (scale(vocabulary.products(hidden, slice(None)), heat) + bias[:, None]).double()
-    for number in (0, 1, 3):
-        only = torch.where(of_word == number, scaled, float("-inf"))
-        assert (found.log_mass[..., number] - only.logsumexp(-1)).abs().max() <= 1e-5
-        assert torch.equal(found.best[..., number], only.argmax(-1))
-        assert (of_word[found.drawn[..., number]] == number).all()
-        # A point mass apart, a draw is not the best word.
-        assert not torch.equal(found.drawn[..., number], found.best[..., number])
-    assert (found.log_mass[..., [2, 4]] == float("-inf")).all()
-    assert torch.allclose(found.log_mass.logsumexp(-1).double(), scaled.logsumexp(-1), atol=1e-5, rtol=0)
-
-
-def test_class_draws_follow_the_distribution_within_the_class() -> None:
-    rows, canvas, vocab = 20, 500, 600
-    one, _ = make(1, 1, vocab, seed=9, spread=2.0)
-    vocabulary = TableVocabulary(one.table.expand(rows, canvas, vocab), one.embedding)
-    of_word = torch.arange(vocab) % 3
-    wishes = Wishes(with_soft=False, classes=TokenClasses(of_word, 3))
-    found = walk(torch.zeros(rows, canvas, 8), vocabulary, torch.ones(rows), places(rows, 4), wishes).classes
-    for number in range(3):
-        only = torch.where(of_word == number, one.table[0, 0].double(), float("-inf"))
-        counts = torch.bincount(found.drawn[..., number].flatten(), minlength=vocab).double()
-        assert abs(chi_square(counts, only.softmax(-1) * rows * canvas)) < 4
-        assert chi_square(counts, (only / 1.3).softmax(-1) * rows * canvas) > 4
-
-
-def test_class_readings_do_not_depend_on_the_tile_size() -> None:
+def test_the_likeliest_words_do_not_depend_on_the_tile_size() -> None:
     vocabulary, hidden = make(1, 20, 30_000, seed=10)
-    wishes = Wishes(classes=TokenClasses(torch.arange(30_000) % 11, 11), num_likeliest=5)
     heat = torch.tensor([0.6])
+    wishes = Wishes(num_likeliest=5)
     small, large = (walk(hidden, vocabulary, heat, places(1, 1), wishes, tile=n * BLOCK) for n in (1, 4))
-    assert all(map(torch.equal, small.classes, large.classes))
     assert all(map(torch.equal, small.likeliest, large.likeliest))
 
 

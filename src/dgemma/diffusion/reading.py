@@ -28,7 +28,6 @@ class Reading:
     top_logit: Tensor  # scaled logit of the guess
     soft: Tensor | None = None  # mean embedding [rows, canvas, hidden], where the walk made it
     likeliest: Likeliest | None = None  # on request
-    classes: ClassReading | None = None  # on request
 
 
 class Likeliest(NamedTuple):
@@ -36,14 +35,6 @@ class Likeliest(NamedTuple):
 
     words: Tensor
     logits: Tensor  # scaled; less the log mass they are log-probabilities
-
-
-class ClassReading(NamedTuple):
-    """What each token class holds, all [rows, canvas, classes]."""
-
-    log_mass: Tensor  # log-sum-exp of its words; -inf where all of them are forbidden
-    best: Tensor  # its likeliest word
-    drawn: Tensor  # one word drawn from it
 
 
 def scale(logits: Tensor, temperature: Tensor) -> Tensor:

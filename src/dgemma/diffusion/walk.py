@@ -21,7 +21,6 @@ from dgemma.diffusion.block import BLOCK, Block, Lead, Terms, logits_of, look_at
 from dgemma.diffusion.likeliest import RunningLikeliest
 from dgemma.diffusion.noise import Place, Use, race_times
 from dgemma.diffusion.reading import CHUNK, Reading, race_in_chunk
-from dgemma.diffusion.token_classes import RunningClasses, TokenClasses
 
 # Shapes: rows = canvases, canvas = positions, words = a tile or block, chunks = words / CHUNK.
 
@@ -60,7 +59,6 @@ class Wishes:
 
     bias: Tensor | None = None  # [rows, vocab], added to the scaled logits; -inf forbids a word
     floor: Tensor | None = None  # [rows, canvas]: words with a smaller scaled logit are forbidden
-    classes: TokenClasses | None = None  # also read each token class
     num_likeliest: int = 0  # also return so many words with their log-probabilities
     with_soft: bool = True
     compiled: bool = False  # fuse the element-wise part; the first call takes seconds
@@ -99,7 +97,6 @@ class Part:
     embedding_scale: float
     soft: RunningMean | None
     leaders: RunningLikeliest | None
-    classes: RunningClasses | None
 
 
 def walk_part(
@@ -129,7 +126,6 @@ def walk_part(
     likeliest = racing = None
     soft = RunningMean(compiled_grow() if wishes.compiled else grow) if wishes.with_soft else None
     leaders = RunningLikeliest(wishes.num_likeliest) if wishes.num_likeliest else None
-    classes = None if wishes.classes is None else RunningClasses(wishes.classes, place)
     for begin in range(words.start, words.stop, tile):
         products = vocabulary.products(hidden, slice(begin, min(begin + tile, words.stop)))
         for offset in range(0, products.shape[-1], BLOCK):
@@ -148,13 +144,11 @@ def walk_part(
                 soft.add(vocabulary.mix(block.shares, here), block.top, block.mass.sum(-1))
             if leaders is not None:
                 leaders.add(logits_of(part, terms), here)
-            if classes is not None:
-                classes.add(logits_of(part, terms), here)
     assert likeliest is not None
     assert racing is not None
     return Part(
         table, likeliest, racing, every, place, vocabulary.vocab_size, vocabulary.embedding_scale,
-        soft, leaders, classes,
+        soft, leaders,
     )  # fmt: skip
 
 
@@ -180,12 +174,10 @@ def join(parts: Sequence[Part]) -> Reading:
     reading = Reading(guess, drawn, entropy.clamp(min=0.0), log_mass, top)
     means = [part.soft for part in parts if part.soft is not None]
     leaders = [part.leaders for part in parts if part.leaders is not None]
-    classes = [part.classes for part in parts if part.classes is not None]
     return replace(
         reading,
         soft=(RunningMean.join(means) * first.embedding_scale).to(ahead.products.dtype) if means else None,
         likeliest=RunningLikeliest.join(leaders) if leaders else None,
-        classes=RunningClasses.join(classes) if classes else None,
     )
 
 
