@@ -17,7 +17,7 @@ import httpx2
 import pytest
 
 from server.fake_engine import FakeEngine
-from server.real_server import RealServer, serving, write_adapters, write_model
+from server.real_server import RealServer, serving, write_model
 from server.served import COMPLETIONS, app_of, on_a_port
 
 KEY = "a-key"
@@ -54,10 +54,8 @@ def run(directory: Path, address: str, *options: str) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    path = tmp_path_factory.mktemp("model")
-    model = write_model(path / "tiny", steps=1)
-    named = ("--adapter", f"sums={write_adapters(model, path / 'adapters')['sums']}")
-    with serving(str(model), *LIMITS, *named, environment={"DGEMMA_API_KEY": KEY}) as server:
+    model = write_model(tmp_path_factory.mktemp("model") / "tiny", steps=1)
+    with serving(str(model), *LIMITS, environment={"DGEMMA_API_KEY": KEY}) as server:
         yield server
 
 
@@ -81,7 +79,7 @@ def test_no_border_that_is_described_makes_a_5xx_or_an_undescribed_reply(tmp_pat
 def test_nothing_that_is_drawn_from_the_description_makes_a_5xx_of_a_real_engine(
     server: RealServer, tmp_path: Path
 ) -> None:
-    run(tmp_path, server.address, "--phases", "fuzzing", "--max-examples", "20")
+    run(tmp_path, server.address, "--phases", "fuzzing", "--max-examples", "12")
     statuses = Counter(entry["status"] for entry in server.log() if entry["event"] == "request")
     assert not [status for status in statuses if status >= 500]
     assert statuses[200] > 20
