@@ -74,7 +74,7 @@ def test_what_would_take_too_much_is_a_400_soon(address: str, asked: dict[str, A
     response = ask(address, asked, COMPLETIONS)
     assert response.status_code == 400, response.text
     assert error_of(response)["param"] == param
-    assert time.monotonic() - began < 15  # seconds of a busy machine; those of the compiler are five
+    assert time.monotonic() - began < 30  # of a busy machine; the compiler has five of its own
 
 
 @pytest.mark.parametrize("regex", ["(a|a)*", "(a*)*", "(x+x+)+y"])
@@ -109,10 +109,8 @@ def test_others_are_answered_while_hostile_forms_are_compiled(monkeypatch: pytes
             assert ask(address, body).status_code == 200
         assert not any(job.done() for job in hostile), "plain requests and known forms wait for none of them"
         assert [job.result().status_code for job in hostile] == [400] * AT_ONCE
-        # Who asks once more does not wait once more.
-        began = time.monotonic()
+        # Who asks once more is refused without being compiled once more.
         assert ask(address, {"regex": ENDLESS + "0"}).status_code == 400
-        assert time.monotonic() - began < 1
         assert ask(address, {"regex": "[0-9]+"}).status_code == 200
     assert sorted(made) == ["+", *map(str, range(AT_ONCE))], "nothing was compiled for who had left"
     assert len(engine.requests) == 5
