@@ -36,6 +36,8 @@ _NAME = "[A-Za-z0-9_+-]{1,20}"
 _PATH = "(/([A-Za-z0-9._~-]|%[0-9A-F]{2})*)*"
 _QUERY = r"(\?([A-Za-z0-9._~=&+-]|%[0-9A-F]{2})*)?(#[A-Za-z0-9._~-]*)?"
 _URI = rf"(https?|ftp)://{_HOST}(:[1-9][0-9]{{0,3}})?{_PATH}{_QUERY}"
+_POINTER = "(/([A-Za-z0-9_ .-]|~[01])*)*"
+_VARIABLE = r"\{[+#./;?&]?[a-z][a-z0-9_]{0,15}(,[a-z][a-z0-9_]{0,15}){0,3}\}"
 _PATTERNS = {
     "date": _DATE,
     "date-time": f"{_DATE}T{_TIME}",
@@ -44,10 +46,12 @@ _PATTERNS = {
     "hostname": _HOST,
     "ipv4": _IPV4,
     "ipv6": _IPV6,
-    "json-pointer": "(/([A-Za-z0-9_ .-]|~[01])*)*",
+    "json-pointer": _POINTER,
+    "relative-json-pointer": f"([0-9]|[1-9]{{2}})(#|{_POINTER})",
     "time": _TIME,
     "uri": _URI,
     "uri-reference": rf"{_URI}|{_PATH}{_QUERY}",
+    "uri-template": rf"(https?://{_HOST})?(/([A-Za-z0-9._~-]|{_VARIABLE})*)*",
     "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
 }
 _SAME = {"idn-email": "email", "idn-hostname": "hostname", "iri": "uri", "iri-reference": "uri-reference"}
