@@ -138,8 +138,8 @@ def pattern_of(asked: Any, clock: Clock) -> Node:
     )
 
 
-def compiled(asked: Any, trie: WordTrie) -> Constraint:
-    clock = Clock(10.0)
+def compiled(asked: Any, trie: WordTrie, seconds: float = 10.0) -> Constraint:
+    clock = Clock(seconds)
     ends = Repeat(Either(tuple(map(Control, END_TOKENS))), 0, None)
     automaton = meet(build(Sequence((pattern_of(asked, clock), ends)), clock), trie, clock)
     return Constraint(automaton=automaton, end_tokens=END_TOKENS)

@@ -21,7 +21,7 @@ MAX_STATES = 60_000  # of the machine
 _MAX_WORK = 8_000_000  # parts of states looked at while it is made so
 _FEW = 4
 _WORK_BETWEEN_CHECKS = 50_000
-DEFAULT_SECONDS = 5.0
+DEFAULT_SECONDS = 4.5
 _MINIMIZING_WORK = 15_000_000  # arrows looked at while it is made minimal
 
 __all__ = ["DEFAULT_SECONDS", "MAX_STATES", "Automaton", "Clock", "build"]
