@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 import dgemma
+from dgemma.checkpoint.presets import PRESETS
+from dgemma.checkpoint.random_weights import write_random
 from dgemma.errors import InputError
 from dgemma.language_model import LanguageModel
+from text.bundled import RICH_TEMPLATE
 
 SCHEMA = {
     "type": "object",
@@ -54,3 +59,20 @@ def test_a_gap_that_is_too_short_for_the_form_is_refused(lm: LanguageModel) -> N
 def test_too_few_tokens_are_refused_before_running(lm: LanguageModel) -> None:
     with pytest.raises(InputError, match="max_tokens is 1; the shortest text"):
         lm.generate("a", regex=r"[A-Z]\d[A-Z]\d[A-Z]\d", max_tokens=1)
+
+
+def test_strict_tools_are_called_as_their_schema_says(tmp_path: Path) -> None:
+    write_random(tmp_path / "tiny", PRESETS["tiny"].config, dtype="F32", seed=1)
+    (tmp_path / "tiny" / "chat_template.jinja").write_text(RICH_TEMPLATE)
+    lm = dgemma.load(tmp_path / "tiny")
+    function = {"name": "order", "strict": True, "parameters": SCHEMA}
+    tools = [{"type": "function", "function": function}]
+    for seed in range(3):
+        options = {"max_tokens": 200, "max_denoising_steps": 2, "seed": seed, "end_tokens": (1, 106)}
+        answer = lm.chat("A shirt, please.", tools=tools, tool_choice="required", **options)
+        assert answer.tool_calls
+        for call in answer.tool_calls:
+            assert call.error is None
+            assert Draft202012Validator(SCHEMA).is_valid(call.arguments)
+    with pytest.raises(InputError, match="tool_choice is 'must'"):
+        lm.chat("A shirt?", tools=tools, tool_choice="must")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -25,7 +25,7 @@ from dgemma.checkpoint.load import Progress, load_stack
 from dgemma.checkpoint.save import save
 from dgemma.checkpoint.source import CheckpointSource, open_checkpoint, read_json
 from dgemma.constraint.compiler import Compiler
-from dgemma.constraint.forms import take_form
+from dgemma.constraint.forms import Form, calls_of, take_form
 from dgemma.diffusion.step import Sampler
 from dgemma.engine.local import LocalEngine
 from dgemma.engine.service import EngineRequest
@@ -271,6 +271,7 @@ class LanguageModel(Doors):
         messages: str | Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Literal["auto", "required"] = "auto",
         thinking: bool = False,
         preset: str | None = None,
         sampler: Sampler | None = None,
@@ -280,10 +281,12 @@ class LanguageModel(Doors):
 
         Give the whole conversation at each turn; what earlier turns already read is not read again.
         A thought comes before what `regex`, `choice`, `json_schema` or `json_object` ask the answer to be.
+        Arguments of `strict` tools are valid for their schema; tool_choice: "required" leaves only calls.
         """
         events = self.stream_chat(
             messages,
             tools=tools,
+            tool_choice=tool_choice,
             thinking=thinking,
             drafts=False,
             preset=preset,
@@ -297,6 +300,7 @@ class LanguageModel(Doors):
         messages: str | Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Literal["auto", "required"] = "auto",
         thinking: bool = False,
         drafts: bool = True,
         preset: str | None = None,
@@ -307,7 +311,12 @@ class LanguageModel(Doors):
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         prompt = self.chat_template.render(messages, tools=tools, enable_thinking=thinking)
-        return self._run([tuple(prompt)], None, preset, sampler, options, drafts=drafts, thinks=thinking)
+        form = take_form(options)
+        if tool_choice not in ("auto", "required"):
+            raise InputError(f"tool_choice is {tool_choice!r}; it must be auto or required.")
+        calls = calls_of(tools or (), required=tool_choice == "required", instead=form)
+        run = partial(self._run, [tuple(prompt)], None, preset, sampler, options, drafts=drafts)
+        return run(thinks=thinking, form=calls or form)
 
     # What only a canvas can do
 
@@ -427,9 +436,10 @@ class LanguageModel(Doors):
         drafts: bool,
         pins: Mapping[int, int | Sequence[int]] | None = None,
         thinks: bool = False,
+        form: Form | None = None,
     ) -> Iterator[Event]:
         given = Given.from_pins(pins)
-        form = take_form(options)
+        form = form or take_form(options)
         params = GenerationParams.make(self.generation_defaults, preset=preset, **options)
         constraint = None if form is None else self._compiler(params).compile(form, thinks=thinks)
         for number, prompt in enumerate(prompts):

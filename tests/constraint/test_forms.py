@@ -8,10 +8,13 @@ import pytest
 
 from dgemma.constraint.forms import (
     MAX_FORM_CHARS,
+    Calls,
     Choice,
     Form,
     Json,
     Regex,
+    Tool,
+    calls_of,
     choice_of,
     form_of,
     schema_text,
@@ -77,3 +80,19 @@ def test_a_field_is_called_as_its_caller_calls_it() -> None:
         choice_of(1, "guided_choice")
     with pytest.raises(InputError, match=r"tools.0. is a list"):
         schema_text([], "tools[0]")
+
+
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "strict": True, "parameters": {"type": "object"}},
+}
+CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"$ref": "elsewhere"}}}
+
+
+def test_tools_are_held_to_calls_only_where_something_is_asked_of_them() -> None:
+    assert calls_of([CLOCK], required=False) is None
+    assert calls_of([], required=True) is None
+    assert calls_of([CLOCK], required=True) == Calls((Tool("clock"),))
+    both = (Tool("weather", '{"type": "object"}'), Tool("clock"))
+    assert calls_of([WEATHER, CLOCK], required=False) == Calls(both, may_speak=True)
+    assert calls_of([CLOCK], required=False, instead=Json()) == Calls((Tool("clock"),), instead=Json())

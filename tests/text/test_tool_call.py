@@ -104,7 +104,6 @@ def test_names_are_taken_as_they_are(name: str) -> None:
         ("call:f{a:1", "the end stands where ',' should"),
         ("call:f{a:1}}", "'}' follows the closing brace"),
         ("call:f{a:1,}", "'}' stands where a key should"),
-        ("call:f{a:1,a:2}", "the key 'a' stands twice"),
         ("call:f{a:[1,]}", "']' is not a value"),
         ("call:f{a:word}", "'word' is not a value"),
         ('call:f{a:"word"}', "is not a value"),
@@ -122,3 +121,7 @@ def test_malformed_calls_say_what_is_wrong(text: str, error: str) -> None:
     assert call.error is not None
     assert error in call.error
     assert call.arguments == {}
+
+
+def test_of_a_key_that_stands_twice_the_last_value_counts() -> None:
+    assert parse("call:f{a:1,b:3,a:2}").arguments == {"a": 2, "b": 3}

@@ -34,6 +34,9 @@ class Json:
     schema: str | None = None  # as JSON text, its members in their order
 
 
+TextForm = Regex | Choice | Json
+
+
 @dataclass(frozen=True)
 class Tool:
     name: str
@@ -47,10 +50,10 @@ class Calls:
     tools: tuple[Tool, ...]
     may_speak: bool = False  # text may stand in their place, or before them
     several: bool = True  # more than one call
-    instead: Regex | Choice | Json | None = None  # a text of this may stand in their place
+    instead: TextForm | None = None  # a text of this may stand in their place
 
 
-Form = Regex | Choice | Json | Calls
+Form = TextForm | Calls
 
 FORMS = ("regex", "choice", "json_schema", "json_object")
 """What these are called as options."""
@@ -74,7 +77,7 @@ def schema_text(schema: object, what: str = "json_schema") -> str:
     return text
 
 
-def form_of(options: Mapping[str, Any]) -> Form | None:
+def form_of(options: Mapping[str, Any]) -> TextForm | None:
     """From the options of that name; None where none of them is set."""
     asked = {name: options[name] for name in FORMS if options.get(name) not in (None, False)}
     if len(asked) > 1:
@@ -90,9 +93,26 @@ def form_of(options: Mapping[str, Any]) -> Form | None:
     return None
 
 
-def take_form(options: dict[str, Any]) -> Form | None:
+def take_form(options: dict[str, Any]) -> TextForm | None:
     """The same, taken out of them."""
     return form_of({name: options.pop(name, None) for name in FORMS})
+
+
+def calls_of(
+    tools: Sequence[Mapping[str, Any]], *, required: bool, instead: TextForm | None = None
+) -> Calls | None:
+    """Calls of these tools; None where nothing is asked of them. Tools without `strict` take any object."""
+    functions = [tool["function"] for tool in tools]
+    if not functions or not (required or instead or any(one.get("strict") for one in functions)):
+        return None
+    schemas = [
+        schema_text(one.get("parameters") or {"properties": {}}, f"tool {one['name']!r}")
+        if one.get("strict")
+        else None
+        for one in functions
+    ]
+    named = tuple(Tool(one["name"], schema) for one, schema in zip(functions, schemas, strict=True))
+    return Calls(named, may_speak=not required and instead is None, instead=None if required else instead)
 
 
 def choice_of(options: object, what: str = "choice") -> Choice:

@@ -75,9 +75,8 @@ class _Arguments:
             name = key.text if isinstance(key, _String) else key
             if name is None or key in ("{", "}", "[", "]", ",", ":"):
                 raise _MalformedError(f"{_shown(key)} stands where a key should")
-            if name in entries:
-                raise _MalformedError(f"the key {name[:40]!r} stands twice")
             self._expect(":")
+            # Of a key that stands twice the last value counts, as JSON is commonly read.
             entries[name] = self._value(depth)
         return entries
 
