@@ -198,9 +198,12 @@ def main() -> None:
     parser.add_argument("--fresh", type=int, default=200, help="schemas that hypothesis makes up")
     parser.add_argument("--seed", type=int, help="of all that is random; by default a new one")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--only", default="", help="constraints whose origin has this in its name")
+    parser.add_argument("--suffix", default="", help="of the result file")
     args = parser.parse_args()
     own_seed = int.from_bytes(os.urandom(4)) if args.seed is None else args.seed
     asked = [*written(), *public(), *fresh(args.fresh, own_seed)]
+    asked = [one for one in asked if args.only in one.origin]
     size = 6
     each = {name: args.each if canvas_len else max(1, args.each // 4) for name, canvas_len in MODELS.items()}
     tasks = [
@@ -246,7 +249,7 @@ def main() -> None:
         "too_short_refused": counts["too short, refused"],
         "seconds": round(time.monotonic() - begin),
     }
-    record.write("constraint_validity", findings)
+    record.write("constraint_validity", findings, args.suffix)
 
 
 sys.path.insert(0, str(TESTS))

@@ -6,9 +6,9 @@ opposites, escapes, groups (capturing ones capture nothing), `|`, `* + ?`, `{m,n
 the `?` that makes them lazy, which changes no language; `^` and `$` at the edges. What needs memory or looks
 around (`\\1`, `(?=`) is refused by name.
 
-`parse` reads kinds of characters as ASCII. JSON Schema names ECMA-262, where they are ASCII too, but
-validators in Python read them as Unicode: `parse_search` takes a text only when both agree that it matches,
-or, asked for what may match, when either does.
+In ECMA-262, which JSON Schema names, kinds of characters are ASCII; Python reads them as Unicode. Who checks
+a text may read it either way, so a text is taken only when both agree that it matches, or, asked for what
+may match, when either does.
 """
 
 from __future__ import annotations
@@ -104,15 +104,15 @@ def opposite(ranges: Ranges) -> Ranges:
     return normal([*found, (at, _LAST)] if at <= _LAST else found)
 
 
-Reading = Literal["ascii", "surely", "possibly"]
-"""Which texts match: those of ASCII kinds, those that match in every reading, those that do in some."""
+Reading = Literal["surely", "possibly"]
+"""Which texts match: those that do in every reading, or those that do in some."""
 
 _ASCII: dict[str, Ranges] = {
     "d": ((0x30, 0x39),),
     "w": ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
     "s": ((0x09, 0x0D), (0x20, 0x20)),
 }
-_OTHER: dict[Reading, Reading] = {"ascii": "ascii", "surely": "possibly", "possibly": "surely"}
+_OTHER: dict[Reading, Reading] = {"surely": "possibly", "possibly": "surely"}
 _NAME = re.compile(r"\?P?<[A-Za-z_][A-Za-z0-9_]*>")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0", "a": "\a"}
 
@@ -138,25 +138,23 @@ def _dot(reading: Reading) -> Ranges:
 
 def parse(pattern: str) -> Node:
     """The tree of `pattern`, or an InputError that says where and why not."""
-    return _Parser(pattern, "ascii").whole(EMPTY)
+    return _Parser(pattern, "surely", is_search=False).whole(EMPTY)
 
 
-def parse_search(
-    pattern: str, reading: Literal["surely", "possibly"] = "surely", around: Node = ANYTHING
-) -> Node:
+def parse_search(pattern: str, reading: Reading = "surely", around: Node = ANYTHING) -> Node:
     """The tree of all texts in which `pattern` is found somewhere; `^` and `$` say where."""
-    return _Parser(pattern, reading).whole(around)
+    return _Parser(pattern, reading, is_search=True).whole(around)
 
 
 class _Parser:
-    def __init__(self, pattern: str, reading: Reading) -> None:
+    def __init__(self, pattern: str, reading: Reading, *, is_search: bool) -> None:
         if len(pattern) > MAX_PATTERN_LEN:
             raise InputError(
                 f"the pattern has {len(pattern)} characters; at most {MAX_PATTERN_LEN} are taken."
             )
         self.text = pattern
         self.reading: Reading = reading
-        self.is_search = reading != "ascii"
+        self.is_search = is_search
         self.at = 0
         self.depth = 0
 
