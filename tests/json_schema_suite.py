@@ -13,10 +13,9 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import jsonschema
 
 _BUILD = Path(__file__).parent.parent / "build" / "json-schema-suite"
 _INSIDE = "json/tests/draft2020-12/"
@@ -49,7 +48,7 @@ def _directory() -> Path:
 
 def _downloaded() -> Path:
     """The archive of the version that is installed."""
-    asked = f"jsonschema=={jsonschema.__version__}"
+    asked = f"jsonschema=={version('jsonschema')}"
     options = ["--quiet", "--no-deps", "--no-binary", "jsonschema", "--dest", str(_BUILD)]
     subprocess.run([sys.executable, "-m", "pip", "download", *options, asked], check=True)
     return next(_BUILD.glob("jsonschema-*.tar.gz"))

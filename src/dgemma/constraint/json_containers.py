@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 
+from dgemma.constraint.clock import Clock
 from dgemma.constraint.json_text import Style, member
+from dgemma.constraint.parts import MAX_PARTS, TooLargeError
 from dgemma.constraint.pattern import EMPTY, Either, Node, Repeat, Sequence, literal
 
 _MOST_OTHERS = 30  # members that are not named, where they are counted
@@ -33,6 +35,7 @@ def array_pattern(
     least: int,
     most: int | None,
     style: Style,
+    clock: Clock,
     found: Found | None = None,
 ) -> Node | None:
     """The first items, each of its own kind (None: there is none), then others alike.
@@ -43,12 +46,14 @@ def array_pattern(
     size = max(len(prefix), least, 1) if most is None else most
     # By how many were found so far: what may follow after `size` items, then after one less, and so on.
     limit = found.least if found.most is None else found.most
+    _check_size(size * limit, "items of an array ('minContains', 'maxContains')")
     follows: list[Node | None] = [
         _CLOSE_ARRAY if number >= found.least else None for number in range(limit + 1)
     ]
     if most is None:
         follows = _without_end(rest, found, limit, style)
     for at in reversed(range(size)):
+        clock.check()
         item = prefix[at] if at < len(prefix) else rest
         counted = found.prefix[at] if at < len(found.prefix) else found.rest
         before: list[Node | None] = []
@@ -86,7 +91,7 @@ def _without_end(rest: Node | None, found: Found, limit: int, style: Style) -> l
     return follows
 
 
-def distinct_pattern(items: Several[Node], least: int, most: int, style: Style) -> Node | None:
+def distinct_pattern(items: Several[Node], least: int, most: int, style: Style, clock: Clock) -> Node | None:
     """Arrays of these items, each at most once; of many items only those in their order."""
     in_order = len(items) > _MOST_ARRANGED
     most = min(most, max(least, _MOST_DISTINCT))
@@ -103,14 +108,15 @@ def distinct_pattern(items: Several[Node], least: int, most: int, style: Style) 
             known[used] = _one_of(ways)
         return known[used]
 
-    body = _ordered(items, least, most, style) if in_order else follows(0)
+    body = _ordered(items, least, most, style, clock) if in_order else follows(0)
     return None if body is None else Sequence((literal("["), body))
 
 
-def _ordered(items: Several[Node], least: int, most: int, style: Style) -> Node | None:
+def _ordered(items: Several[Node], least: int, most: int, style: Style, clock: Clock) -> Node | None:
     # By how many were taken: what may follow from here on.
     after: list[Node | None] = [_CLOSE_ARRAY if number >= least else None for number in range(most + 1)]
     for item in reversed(items):
+        clock.check()
         before: list[Node | None] = []
         for number in range(most + 1):
             ways = [way for way in (after[number],) if way is not None]
@@ -127,6 +133,7 @@ def object_pattern(
     least: int,
     most: int | None,
     style: Style,
+    clock: Clock,
     most_others: int | None = None,
 ) -> Node | None:
     """Named members in their order (key, value, whether it has to be there), then others.
@@ -145,12 +152,14 @@ def object_pattern(
     if most is not None and most >= len(members):
         most = None if other is None else min(most, len(members) + _MOST_OTHERS)
     limit = least if most is None else most
+    _check_size(len(members) * limit, "members of an object ('minProperties', 'maxProperties')")
     # By the number of members so far: what may follow where a member has to (at the beginning, behind a
     # comma), and what may follow behind a member. That a comma stands once before all that may follow it
     # keeps the states of a machine few and small.
     wanted = _others(other, least, most, most_others, limit, style)
     may_close = True
     for node, required in reversed(members):
+        clock.check()
         behind = _behind(wanted, least if may_close else None, style)
         wanted = [
             _one_of(
@@ -209,6 +218,12 @@ def _others(
             tails[left] = Sequence((other, again, _CLOSE_OBJECT))
         found.append(tails[left])
     return found
+
+
+def _check_size(cells: int, counted: str) -> None:
+    """Refuses what no machine would hold before it is written."""
+    if cells > MAX_PARTS:
+        raise TooLargeError(f"the JSON schema counts too many {counted}; count fewer, or name fewer.")
 
 
 def _least_of(first: int | None, second: int | None) -> int | None:

@@ -197,13 +197,15 @@ class _Writer:
             self._is_limited |= most is not None and most > max(2, shape.least, len(prefix))
             if most is not None and cap is not None:
                 most = min(most, max(cap, shape.least, len(prefix)))
-            return array_pattern(prefix, rest, shape.least, most, self._style, found)
+            return array_pattern(prefix, rest, shape.least, most, self._style, self._clock, found)
         if isinstance(shape, DistinctShape):
-            return distinct_pattern(shape.items, shape.least, shape.most, self._style)
+            return distinct_pattern(shape.items, shape.least, shape.most, self._style, self._clock)
         if isinstance(shape, ObjectShape):
             named = [(some.key, child(some.value), some.required) for some in shape.named]
             others = [(keys, child(value)) for keys, value in shape.others]
-            return object_pattern(named, others, shape.least, shape.most, self._style, self._most_others)
+            return object_pattern(
+                named, others, shape.least, shape.most, self._style, self._clock, self._most_others
+            )
         return shape
 
 
