@@ -89,6 +89,22 @@ def test_calls_are_written_as_the_model_writes_them(compiler: Compiler, tokenize
     assert takes(either, list(tokenizer.encode("No.")))
     assert takes(either, [*tokenizer.encode("Well: "), *weather])
     assert not takes(compiler.compile(Calls(tools, several=False)), [*weather, *weather])
+    assert closes in required.whole_after
+    assert opens in required.whole_after  # a text of it is never cut off
+    assert closes in either.whole_after
+    assert opens not in either.whole_after
+
+
+def test_only_strict_tools_are_promises(compiler: Compiler, tokenizer: Tokenizer) -> None:
+    quote, opens, closes = (tokenizer.controls[name] for name in ('<|"|>', "<|tool_call>", "<tool_call|>"))
+    call = [opens, *tokenizer.encode("call:clock{zone:"), quote, *tokenizer.encode("UTC"), quote]
+    call += [*tokenizer.encode("}"), closes]
+    kept = '{"properties": {"zone": {"type": "integer"}}}'
+    assert not takes(compiler.compile(Calls((Tool("clock", kept),))), call)
+    odd = '{"$ref": "elsewhere"}'
+    assert takes(compiler.compile(Calls((Tool("clock", odd),))), call)
+    with pytest.raises(InputError, match=r"tool 'clock'.*elsewhere"):
+        compiler.compile(Calls((Tool("clock", odd, strict=True),)))
 
 
 def test_a_gap_holds_what_was_taken_back_at_its_borders(compiler: Compiler, tokenizer: Tokenizer) -> None:

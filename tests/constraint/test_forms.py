@@ -90,9 +90,17 @@ CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"$ref"
 
 
 def test_tools_are_held_to_calls_only_where_something_is_asked_of_them() -> None:
+    clock = Tool("clock", '{"$ref": "elsewhere"}')
     assert calls_of([CLOCK], required=False) is None
     assert calls_of([], required=True) is None
-    assert calls_of([CLOCK], required=True) == Calls((Tool("clock"),))
-    both = (Tool("weather", '{"type": "object"}'), Tool("clock"))
-    assert calls_of([WEATHER, CLOCK], required=False) == Calls(both, may_speak=True)
-    assert calls_of([CLOCK], required=False, instead=Json()) == Calls((Tool("clock"),), instead=Json())
+    assert calls_of([CLOCK], required=True) == Calls((clock,))
+    both = Calls((Tool("weather", '{"type": "object"}', strict=True), clock), may_speak=True)
+    assert calls_of([WEATHER, CLOCK], required=False) == both
+    assert both.loose().tools == (both.tools[0], Tool("clock"))
+    assert calls_of([CLOCK], required=False, instead=Json()) == Calls((clock,), instead=Json())
+    assert calls_of([CLOCK], required=False, several=False) == Calls((clock,), may_speak=True, several=False)
+
+
+def test_a_function_without_parameters_has_none() -> None:
+    form = calls_of([{"type": "function", "function": {"name": "ping"}}], required=True)
+    assert form == Calls((Tool("ping", '{"properties": {}, "additionalProperties": false}'),))

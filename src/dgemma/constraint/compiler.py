@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from threading import Lock
 
 from dgemma.constraint.automaton import DEFAULT_SECONDS, build
@@ -14,7 +17,7 @@ from dgemma.constraint.forms import Calls, Choice, Form, Json, Regex, Tool
 from dgemma.constraint.json_schema import json_object_pattern, schema_pattern
 from dgemma.constraint.json_text import CallStyle, JsonStyle
 from dgemma.constraint.pattern import ANYTHING, Control, Either, Node, Repeat, literal, parse
-from dgemma.constraint.pattern import Sequence as Following
+from dgemma.constraint.pattern import Sequence as Series
 from dgemma.constraint.token_automaton import TokenAutomaton, meet
 from dgemma.constraint.word_trie import WordTrie
 from dgemma.errors import InputError
@@ -42,31 +45,49 @@ class Compiler:
     def known(self, form: Form, *, thinks: bool = False) -> Constraint | None:
         """What `compile` would give, if it was made before and is still kept."""
         automaton = self._find((form, thinks))
-        return None if automaton is None else Constraint(automaton=automaton, end_tokens=self._end_tokens)
+        return None if automaton is None else self._whole(form, automaton)
 
     def compile(self, form: Form, *, thinks: bool = False) -> Constraint:
         """An answer that is a text of `form`, with its end. thinks: a thought may come before it."""
         if not self._end_tokens:
             raise InputError("this model has no end token, so nothing could end a text that is whole.")
-        automaton = self._automaton((form, thinks), lambda clock: self._answer(form, thinks, clock))
-        return Constraint(automaton=automaton, end_tokens=self._end_tokens)
+        loose = form.loose() if isinstance(form, Calls) else form
+        tries = [form] if form == loose else [form, loose]
+        patterns = [partial(self._answer, one, thinks) for one in tries]
+        return self._whole(form, self._automaton((form, thinks), *patterns))
+
+    def _whole(self, form: Form, automaton: TokenAutomaton) -> Constraint:
+        whole = Constraint(automaton=automaton, end_tokens=self._end_tokens)
+        if isinstance(form, Calls) and form.may_speak:  # all speech is of the form, also what is cut off
+            return replace(whole, whole_after=(self._tokenizer.controls["<tool_call|>"],))
+        return whole
 
     def gap(self, form: Form, before: str, behind: str, *, begin: int, end: int) -> Constraint:
         """Positions `begin` to `end` of an answer hold `before`, a text of `form`, and `behind`."""
         automaton = self._automaton(
             (form, before, behind),
-            lambda clock: Following((literal(before), self._pattern(form, clock), literal(behind))),
+            lambda clock: Series((literal(before), self._pattern(form, clock), literal(behind))),
         )
         return Constraint(automaton=automaton, begin=begin, end=end)
 
-    def _automaton(self, key: Hashable, pattern: _Pattern) -> TokenAutomaton:
+    def _automaton(self, key: Hashable, *patterns: _Pattern) -> TokenAutomaton:
+        """Of the first pattern that can be compiled. They share the time there is."""
         if (found := self._find(key)) is not None:
             return found
+        seconds = DEFAULT_SECONDS / len(patterns)
+        for pattern in patterns[:-1]:
+            with suppress(InputError):
+                return self._keep(key, self._made(pattern, seconds))
+        return self._keep(key, self._made(patterns[-1], seconds))
+
+    def _made(self, pattern: _Pattern, seconds: float) -> TokenAutomaton:
         with self._trie_lock:
             if self._trie is None:
                 self._trie = WordTrie.of_tokenizer(self._tokenizer, self._vocab_size)
-        clock = Clock(DEFAULT_SECONDS)
-        made = meet(build(pattern(clock), clock), self._trie, clock)
+        clock = Clock(seconds)
+        return meet(build(pattern(clock), clock), self._trie, clock)
+
+    def _keep(self, key: Hashable, made: TokenAutomaton) -> TokenAutomaton:
         with self._lock:  # another thread may have made the same: they are alike
             found = self._kept[key] = self._kept.pop(key, made)
             while len(self._kept) > 1 and sum(a.nbytes for a in self._kept.values()) > _MOST_KEPT_BYTES:
@@ -84,8 +105,8 @@ class Compiler:
         parts = [self._pattern(form, clock), ends]
         opens, closes = (self._tokenizer.controls.get(name) for name in ("<|channel>", "<channel|>"))
         if thinks and opens is not None and closes is not None:
-            parts.insert(0, Repeat(Following((Control(opens), ANYTHING, Control(closes))), 0, 1))
-        return Following(tuple(parts))
+            parts.insert(0, Repeat(Series((Control(opens), ANYTHING, Control(closes))), 0, 1))
+        return Series(tuple(parts))
 
     def _pattern(self, form: Form, clock: Clock) -> Node:
         if isinstance(form, Regex):
@@ -112,14 +133,14 @@ class Compiler:
                 raise InputError(f"tool {tool.name!r}: a name has no spaces, brackets or commas; rename it.")
             names.setdefault(tool.schema, []).append(literal(f"call:{tool.name}"))
         ways = [
-            Following((Either(tuple(some)), self._arguments(form.tools, schema, style, clock)))
+            Series((Either(tuple(some)), self._arguments(form.tools, schema, style, clock)))
             for schema, some in names.items()
         ]
-        call = Following((Control(opens), Either(tuple(ways)), Control(closes)))
+        call = Series((Control(opens), Either(tuple(ways)), Control(closes)))
         calls = Repeat(call, 0 if form.may_speak else 1, None if form.several else 1)
         if form.instead is not None:
             return Either((self._pattern(form.instead, clock), calls))
-        return Following((ANYTHING, calls)) if form.may_speak else calls
+        return Series((ANYTHING, calls)) if form.may_speak else calls
 
     def _arguments(self, tools: Sequence[Tool], schema: str | None, style: CallStyle, clock: Clock) -> Node:
         if schema is None:

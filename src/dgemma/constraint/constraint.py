@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from dgemma.constraint.token_automaton import TokenAutomaton
 Bools = NDArray[np.bool_]
 Choices = Mapping[int, tuple[int, ...]]
 """By position of the answer: the words one of which stands there."""
+_ANY_WORD = range(1 << 31)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class Constraint:
     end_tokens: tuple[int, ...] = ()  # what may follow a whole text: part of the machine
     begin: int = 0  # first position of the answer that is of the language
     end: int | None = None  # where it ends exactly; None: where the text is whole, at an end token
+    whole_after: Container[int] = _ANY_WORD  # behind these a text without tokens left is not cut off
 
     def stop(self, max_tokens: int) -> int:
         return max_tokens if self.end is None else self.end

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dgemma.errors import InputError
 
 MAX_CHOICES = 10_000
 MAX_FORM_CHARS = 4 << 20  # of a pattern, a schema or all choices together
+# A function without parameters has none.
+_NO_ARGUMENTS = json.dumps({"properties": {}, "additionalProperties": False})
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ TextForm = Regex | Choice | Json
 class Tool:
     name: str
     schema: str | None = None  # of its arguments; None: any object
+    strict: bool = False  # otherwise any object will do where the schema cannot be kept
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,10 @@ class Calls:
     may_speak: bool = False  # text may stand in their place, or before them
     several: bool = True  # more than one call
     instead: TextForm | None = None  # a text of this may stand in their place
+
+    def loose(self) -> Calls:
+        """The same where only strict tools have a schema."""
+        return replace(self, tools=tuple(tool if tool.strict else Tool(tool.name) for tool in self.tools))
 
 
 Form = TextForm | Calls
@@ -99,20 +106,28 @@ def take_form(options: dict[str, Any]) -> TextForm | None:
 
 
 def calls_of(
-    tools: Sequence[Mapping[str, Any]], *, required: bool, instead: TextForm | None = None
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    required: bool,
+    several: bool = True,
+    instead: TextForm | None = None,
 ) -> Calls | None:
-    """Calls of these tools; None where nothing is asked of them. Tools without `strict` take any object."""
-    functions = [tool["function"] for tool in tools]
-    if not functions or not (required or instead or any(one.get("strict") for one in functions)):
+    """Calls of these tools, in the shape of a chat's; None where nothing is asked of them."""
+    found = tuple(_tool_of(tool["function"]) for tool in tools)
+    if not found or not (required or not several or instead or any(tool.strict for tool in found)):
         return None
-    schemas = [
-        schema_text(one.get("parameters") or {"properties": {}}, f"tool {one['name']!r}")
-        if one.get("strict")
-        else None
-        for one in functions
-    ]
-    named = tuple(Tool(one["name"], schema) for one, schema in zip(functions, schemas, strict=True))
-    return Calls(named, may_speak=not required and instead is None, instead=None if required else instead)
+    return Calls(
+        found,
+        may_speak=not required and instead is None,
+        several=several,
+        instead=None if required else instead,
+    )
+
+
+def _tool_of(function: Mapping[str, Any]) -> Tool:
+    parameters = function.get("parameters")
+    schema = _NO_ARGUMENTS if parameters is None else schema_text(parameters, f"tool {function['name']!r}")
+    return Tool(function["name"], schema, strict=bool(function.get("strict")))
 
 
 def choice_of(options: object, what: str = "choice") -> Choice:

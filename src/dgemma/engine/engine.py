@@ -162,7 +162,7 @@ class Engine:
             params=params,
             tokenizer=self._tokenizer,
             given=request.given,
-            is_whole_when_full=request.constraint is not None,
+            whole_after=() if request.constraint is None else request.constraint.whole_after,
         )
         self._scheduler.add(entry, now)
         self._answering[number] = Answering(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from dgemma.events import Answer, Commit, Draft, FinishReason, LogProbs, Timings, ToolCall
 from dgemma.given import Given
@@ -24,9 +24,9 @@ class AnswerWriter:
         params: GenerationParams,
         tokenizer: Tokenizer | None,
         given: Given | None = None,
-        is_whole_when_full: bool = False,
+        whole_after: Container[int] = (),
     ) -> None:
-        """is_whole_when_full: a text of max_tokens was not cut off, it is whole."""
+        """whole_after: words behind which a text of max_tokens is whole, not cut off."""
         self.row = row
         self.seed = seed
         self.reason: FinishReason | None = None
@@ -36,7 +36,7 @@ class AnswerWriter:
         self.scores: list[float] = []
         self.canvas = 0  # number of the next one
         self._given = given
-        self._full = FinishReason.STOP if is_whole_when_full else FinishReason.LENGTH
+        self._whole_after = whole_after
         self._watched: list[tuple[int, LogProbs]] = []
         self.max_tokens = max_tokens
         self._end_tokens = frozenset(() if params.ignore_end else params.end_tokens)
@@ -76,7 +76,7 @@ class AnswerWriter:
                 self.reason = FinishReason.STOP
                 break
             if len(self.tokens) == self.max_tokens:
-                self.reason = self._full
+                self.reason = FinishReason.STOP if token in self._whole_after else FinishReason.LENGTH
                 break
         self._watched += [(begin + position, words) for position, words in watched]
         if not settled:

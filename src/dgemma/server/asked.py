@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dgemma.engine.service import EngineEvent
@@ -104,8 +104,7 @@ class Asked:
                 metrics.completion_tokens.add(len(event.tokens))
                 record.completion_tokens = (record.completion_tokens or 0) + len(event.tokens)
             elif isinstance(event, Finish):
-                answer = self.plan.judged(event.answer, self.state.engine.model.defaults.end_tokens)
-                self._finished[index], event = answer, replace(event, answer=answer)
+                answer = self._finished[index] = event.answer
                 metrics.finished.add(reason=answer.finish_reason.value)
                 metrics.tokens_per_forward.observe(answer.tokens_per_forward)
                 record.finish_reasons = [*(record.finish_reasons or []), answer.finish_reason.value]

@@ -38,7 +38,7 @@ class Constraints:
         try:
             async with asyncio.timeout(timeout_s):
                 # A client that leaves takes its job back, if that has not begun.
-                return await asyncio.wrap_future(self._pool.submit(self._compile, asked))
+                return await asyncio.wrap_future(self._pool.submit(self._compile, asked.form, asked.thinks))
         except TimeoutError:
             raise timed_out(
                 f"{asked.field} was not compiled within {timeout_s:g} seconds: others were before it."
@@ -47,15 +47,7 @@ class Constraints:
             field = "tools" if str(error).startswith("tool ") else asked.field
             raise refused(f"{field}: {error}", field) from None
 
-    def _compile(self, asked: AskedForm) -> Constraint:
-        try:
-            return self._compile_once(asked.form, asked.thinks)
-        except InputError:
-            if asked.otherwise is None:
-                raise
-            return self._compile_once(asked.otherwise, asked.thinks)
-
-    def _compile_once(self, form: Form, thinks: bool) -> Constraint:
+    def _compile(self, form: Form, thinks: bool) -> Constraint:
         key = hash((form, thinks))
         with self._lock:
             refusal = self._refusals.get(key)

@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dgemma.constraint.forms import MAX_CHOICES, Choice, Form, Json, Regex, choice_of, schema_text
+from dgemma.constraint.forms import MAX_CHOICES, Form, Json, Regex, TextForm, choice_of, schema_text
 from dgemma.errors import InputError
 from dgemma.server.api_error import refused
 from dgemma.server.request_fields import Fields, GenerationFields
 
-TextForm = Regex | Choice | Json
 _Schema = dict[str, Any] | bool
 _SchemaOrText = dict[str, Any] | bool | str
 _Options = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
@@ -72,7 +71,6 @@ class AskedForm:
     form: Form
     field: str
     thinks: bool = False  # a thought may come before it
-    otherwise: Form | None = None  # what will do if `form` cannot be compiled
 
 
 def text_form(request: FormFields) -> tuple[str, TextForm] | None:

@@ -11,10 +11,8 @@ from dataclasses import dataclass, fields, replace
 from dgemma.canvas.calibration import Calibration
 from dgemma.canvas.workbench import Workbench
 from dgemma.constraint.constraint import Constraint
-from dgemma.constraint.forms import Calls
 from dgemma.engine.service import EngineRequest, ServedModel
 from dgemma.errors import InputError, suggestion
-from dgemma.events import Answer, FinishReason
 from dgemma.params import MAX_LOGPROBS, GenerationParams
 from dgemma.server.api_error import ApiError, api_error_of, named_field, refused, shown
 from dgemma.server.chat_form import chat_form
@@ -60,13 +58,6 @@ class Plan:
         """The same with answers that keep to it."""
         requests = tuple(replace(request, constraint=constraint) for request in self.requests)
         return replace(self, requests=requests)
-
-    def judged(self, answer: Answer, end_tokens: Sequence[int]) -> Answer:
-        """A text that keeps to its form is whole when there are no more tokens; free speech is cut off."""
-        may_speak = self.form is not None and isinstance(self.form.form, Calls) and self.form.form.may_speak
-        is_cut = answer.finish_reason is FinishReason.STOP and answer.stop_string is None
-        is_cut &= not answer.tool_calls and answer.tokens[-1:] != () and answer.tokens[-1] not in end_tokens
-        return replace(answer, finish_reason=FinishReason.LENGTH) if may_speak and is_cut else answer
 
     def refusal(self, error: InputError) -> ApiError:
         """What the engine has refused, in the caller's words."""
