@@ -6,10 +6,12 @@ import itertools
 import math
 
 import numpy as np
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from chi_square import chi_square
 from dgemma.diffusion.paths import best, draw, machine_of, marginals, what_follows
 
 NUM_CLASSES, LENGTH = 3, 4
@@ -97,17 +99,12 @@ def test_draws_follow_the_conditioned_distribution() -> None:
         follows = what_follows(machine, masses, last)
         generator = np.random.default_rng(seed)
         draws = 4000
-        counts = dict.fromkeys(known, 0)
+        index = {string: number for number, string in enumerate(known)}
+        counts = torch.zeros(len(known))
         for _ in range(draws):
             clocks = exponential_clocks(generator)
-            counts[tuple(draw(machine, masses, 0, follows, clocks).tolist())] += 1
-        total = math.fsum(map(math.exp, known.values()))
-        expected = {string: draws * math.exp(v) / total for string, v in known.items()}
-        kept = [string for string in known if expected[string] >= 5]
-        rest = draws - sum(expected[string] for string in kept)
-        square = sum((counts[s] - expected[s]) ** 2 / expected[s] for s in kept)
-        if rest >= 5:
-            square += (sum(counts[s] for s in known if s not in kept) - rest) ** 2 / rest
-        freedom = max(1, len(kept) - (rest < 5))
-        # Mean plus five standard deviations of chi-square: far beyond chance.
-        assert square < freedom + 5 * math.sqrt(2 * freedom)
+            counts[index[tuple(draw(machine, masses, 0, follows, clocks).tolist())]] += 1
+        logs = torch.tensor(list(known.values())).double()
+        assert abs(chi_square(counts, logs.softmax(-1) * draws)) < 4
+        # The test can fail: against a slightly hotter distribution it does.
+        assert chi_square(counts, (logs / 1.3).softmax(-1) * draws) > 4

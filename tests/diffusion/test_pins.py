@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from chi_square import chi_square
 from dgemma.diffusion import pins as pins_module
 from dgemma.diffusion.acceptance import (
     Acceptance,
@@ -285,13 +286,6 @@ def test_where_no_other_word_would_have_been_faster_the_draw_stays() -> None:
         assert torch.equal(found.drawn[inside], reading.drawn[inside])
         kept += int(inside.sum())
     assert 0 < kept < 240
-
-
-def chi_square(counts: Tensor, expected: Tensor) -> float:
-    """About standard normal."""
-    assert expected.min() > 5, "too few to compare"
-    freedom = len(expected) - 1
-    return float((((counts - expected) ** 2 / expected).sum() - freedom) / (2 * freedom) ** 0.5)
 
 
 @pytest.mark.parametrize("vocab", [500, 3000], ids=["one chunk", "three chunks"])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from chi_square import chi_square
 from dgemma.diffusion.block import BLOCK
 from dgemma.diffusion.likeliest import truncation_floor
 from dgemma.diffusion.noise import Place, place_at
@@ -127,22 +128,6 @@ def test_a_row_alone_draws_what_it_draws_in_company() -> None:
     alone = walk(hidden[1:2], only, heat[1:2], places(1, 8))
     for name in ("guess", "drawn", "entropy"):
         assert torch.equal(getattr(together, name)[1:2], getattr(alone, name))
-
-
-def chi_square(counts: Tensor, expected: Tensor) -> float:
-    """Over pools of words, each expected about ten times or more."""
-    assert counts[expected == 0].sum() == 0, "a word of zero probability was drawn"
-    ordered, order = expected.sort(descending=True)
-    pool_of = (ordered.cumsum(-1) // 10).long().unique_consecutive(return_inverse=True)[1]
-    pool_of = pool_of.clamp(max=max(int(pool_of[-1]) - 1, 0))  # the last one may have hardly any mass
-
-    def pool(values: Tensor) -> Tensor:
-        return torch.zeros(int(pool_of[-1]) + 1).double().index_add(0, pool_of, values[order])
-
-    pooled = pool(expected)
-    statistic = ((pool(counts) - pooled) ** 2 / pooled).sum().item()
-    freedom = len(pooled) - 1
-    return (statistic - freedom) / (2 * freedom) ** 0.5  # about standard normal
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0, 10.0], ids=lambda s: f"spread {s}")

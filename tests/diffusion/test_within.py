@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from chi_square import chi_square
 from dgemma.diffusion.language import Strings, language_of
 from dgemma.diffusion.noise import Place, place_at
 from dgemma.diffusion.pins import CanvasPins, Limited
@@ -155,19 +156,14 @@ def test_draws_follow_the_conditioned_distribution() -> None:
     for case in wide[:2]:
         known = case.known()
         draws = 500
-        counts = dict.fromkeys(known, 0)
+        index = {string: number for number, string in enumerate(known)}
+        counts = torch.zeros(len(known))
         for number in range(draws):
-            counts[tuple(case.read(place_at([number], [0], [0], CPU)).drawn[0].tolist())] += 1
-        total = math.fsum(map(math.exp, known.values()))
-        expected = {string: draws * math.exp(value) / total for string, value in known.items()}
-        kept = [string for string in known if expected[string] >= 5]
-        rest = draws - sum(expected[string] for string in kept)
-        square = sum((counts[s] - expected[s]) ** 2 / expected[s] for s in kept)
-        if rest >= 5:
-            square += (sum(counts[s] for s in known if s not in kept) - rest) ** 2 / rest
-        freedom = max(1, len(kept) - (rest < 5))
-        # Mean plus five standard deviations of chi-square: far beyond chance.
-        assert square < freedom + 5 * math.sqrt(2 * freedom)
+            counts[index[tuple(case.read(place_at([number], [0], [0], CPU)).drawn[0].tolist())]] += 1
+        logs = torch.tensor(list(known.values())).double()
+        assert abs(chi_square(counts, logs.softmax(-1) * draws)) < 4
+        # The test can fail: against a hotter distribution it does.
+        assert chi_square(counts, (logs / 2).softmax(-1) * draws) > 4
 
 
 @given(st.integers(0, 1 << 30), st.data())
