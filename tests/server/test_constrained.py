@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx2
 import openai
 import pytest
 from inceptionai import Inception
@@ -324,6 +325,36 @@ def test_a_tool_that_is_not_strict_is_called_by_its_schema_or_with_any_object(cl
 def test_no_tool_is_called_where_none_may_be(client: OpenAI) -> None:
     answer = client.chat.completions.parse(**CHAT, tools=[LOOK], tool_choice="none", response_format=Address)
     assert isinstance(answer.choices[0].message.parsed, Address)
+
+
+@pytest.mark.parametrize(("asked", "kind"), FORMS, ids=lambda value: next(iter(value), "")[:30])
+def test_a_gap_has_a_form_too(client: OpenAI, asked: dict[str, Any], kind: str) -> None:
+    answer = client.completions.create(
+        model="tiny", prompt="The value is ", suffix=" and no other.", seed=3, max_tokens=14, extra_body=asked
+    )
+    check(answer.choices[0].text, kind)
+
+
+def test_the_gaps_of_other_clients_have_a_form(server: RealServer) -> None:
+    with Inception(base_url=server.address, api_key="any", max_retries=0) as client:
+        gap: Any = {"model": "tiny", "prompt": "x = ", "suffix": "\ny = 2\n", "max_tokens": 8}
+        answer = client.fim.completions.create(**gap, extra_body={"regex": "[0-9]{3}"})
+        assert re.fullmatch("[0-9]{3}", answer.choices[0].text)
+    body = {"input_prefix": "x = ", "input_suffix": "\n", "n_predict": 12, "json_schema": NUMBERS}
+    told = httpx2.post(f"{server.address}/infill", json=body, timeout=60).json()
+    check(told["content"], "numbers")
+
+
+def test_a_gap_that_holds_no_text_of_its_form_is_refused(client: OpenAI, server: RealServer) -> None:
+    gap: Any = {"model": "tiny", "prompt": "a", "suffix": "b", "max_tokens": 2}
+    for regex, words in (("[0-9]{30}", "no text of the form has at most"), ("[", "regex: the pattern")):
+        with pytest.raises(openai.BadRequestError, match=re.escape(words)) as caught:
+            client.completions.create(**gap, extra_body={"regex": regex})
+        assert caught.value.param == "regex"
+    body = {"input_prefix": "x", "json_schema": {"type": "strin"}}
+    refusal = httpx2.post(f"{server.address}/infill", json=body, timeout=60)
+    assert refusal.status_code == 400
+    assert refusal.json()["error"]["param"] == "json_schema"
 
 
 # Refusals

@@ -248,6 +248,11 @@ def fill_between(bench: Workbench, borders: Borders, options: FillOptions) -> Ro
         beside = {len(ranked[0].tokens) - 1, len(ranked[0].tokens) + 1} - search.tried
         yield from search.close((), [n for n in sorted(beside) if n <= min(most, room)])
         ranked = search.ranked(per_token=per_token)
+    if not ranked and options.form is not None:
+        raise InputError(
+            f"between the two ends no text of the form has at most {min(options.max_tokens, room)} tokens; "
+            "allow more, as far as a canvas holds them, or ask for less."
+        )
     if not ranked:
         raise InputError("no text of these lengths fits between the two ends; give other lengths.")
     return Filled(

@@ -124,12 +124,16 @@ async def read_asked(
     if state.settings.log_text:
         prompts = [body[name] for name in form.prompt_fields if name in body]
         record.texts["prompt"] = prompts[0] if len(prompts) == 1 else prompts
+    constraint = None
+    if plan.form is not None:
+        limit_s = state.settings.request_timeout_s + state.settings.timeout_grace_s
+        constraint = await state.constraints.of(plan.form, timeout_s=limit_s)
     if not isinstance(plan, Plan):
+        # A gap's machine is another one, but now it is known that it can be made in time.
         return AskedWork(state, record, plan)
     record.prompt_tokens = sum(map(len, plan.prompts))
     state.metrics.prompt_tokens.add(record.prompt_tokens)
-    if plan.form is not None:
-        limit_s = state.settings.request_timeout_s + state.settings.timeout_grace_s
-        plan = plan.within(await state.constraints.of(plan.form, timeout_s=limit_s))
+    if constraint is not None:
+        plan = plan.within(constraint)
     assert form.writer is not None
     return Asked(state, record, plan, form.writer(plan, state.text))

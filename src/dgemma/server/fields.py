@@ -69,7 +69,6 @@ UNSUPPORTED_IN_EDIT: dict[str, Unsupported] = {
 UNSUPPORTED_IN_INFILL: dict[str, Unsupported] = {
     **UNSUPPORTED_BY_ALL,
     "grammar": _GRAMMAR,
-    "json_schema": Unsupported("what stands in a gap is up to the texts around it"),
     "lora": Unsupported("an adapter is asked for by its name, as model", ([],)),
     "min_p": Unsupported("top_k and top_p are what limits the choice of words", (0,)),
     "n_probs": Unsupported("log-probabilities are not told here", (0,)),

@@ -10,7 +10,7 @@ from dgemma.canvas.fill import Filled
 from dgemma.server.api_error import refused, shown
 from dgemma.server.completion_request import CompletionRequest
 from dgemma.server.fill_writer import FillWriter
-from dgemma.server.form_fields import text_form
+from dgemma.server.form_fields import AskedForm, text_form
 from dgemma.server.gap import filled_gap, measured_gap
 from dgemma.server.plan import Planner, check_streaming, drawn_seed, new_id, too_long
 from dgemma.server.work import WorkPlan
@@ -40,13 +40,7 @@ def plan_fill(planner: Planner, request: CompletionRequest) -> WorkPlan[Filled]:
                 name,
                 "unsupported_parameter",
             )
-    if (asked := text_form(request)) is not None:
-        raise refused(
-            f"{asked[0]} is not supported with suffix: what stands in a gap is up to the texts around it. "
-            f"Leave {asked[0]} out.",
-            asked[0],
-            "unsupported_parameter",
-        )
+    field, form = text_form(request) or (None, None)
     check_streaming(request)
     num_choices = planner.check_choices(1, request.n)
     id_ = new_id("cmpl")
@@ -77,12 +71,13 @@ def plan_fill(planner: Planner, request: CompletionRequest) -> WorkPlan[Filled]:
     return WorkPlan(
         model=request.model,
         works=tuple(
-            filled_gap(replace(bench, seed=seed + index), (prefix, suffix), gap.max_tokens)
+            filled_gap(replace(bench, seed=seed + index), (prefix, suffix), gap.max_tokens, form)
             for index in range(num_choices)
         ),
         writer=FillWriter(gap=gap, seed=seed, head=head, include_usage=include_usage),
         deadline_s=planner.deadline_of(bench),
-        about="prompt",
+        about=field or "prompt",
+        form=None if field is None or form is None else AskedForm(form=form, field=field),
         stream=bool(request.stream),
         include_usage=include_usage,
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dgemma.canvas.fill import DEFAULT_MAX_TOKENS, Filled, FillOptions, fill
 from dgemma.canvas.rounds import Rounds
 from dgemma.canvas.workbench import Workbench
+from dgemma.constraint.forms import TextForm
 from dgemma.errors import InputError
 from dgemma.server.api_error import refused
 from dgemma.server.plan import too_long
@@ -124,13 +125,16 @@ def measured_gap(
     )
 
 
-def filled_gap(bench: Workbench, texts: Sequence[str], max_tokens: int) -> Rounds[Filled]:
+def filled_gap(
+    bench: Workbench, texts: Sequence[str], max_tokens: int, form: TextForm | None = None
+) -> Rounds[Filled]:
     """The gap's text. Where no word may stand across its borders, as short as it is, none has to."""
     before, behind = texts
+    options = FillOptions(max_tokens=max_tokens, form=form)
     try:
-        result = yield from fill(bench, before, behind, FillOptions(max_tokens=max_tokens))
+        result = yield from fill(bench, before, behind, options)
     except InputError:
-        result = yield from fill(bench, before, behind, FillOptions(max_tokens=max_tokens, heal=False))
+        result = yield from fill(bench, before, behind, replace(options, heal=False))
     return result
 
 

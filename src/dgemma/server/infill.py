@@ -9,6 +9,7 @@ from dgemma.canvas.fill import Filled
 from dgemma.canvas.rounds import Rounds
 from dgemma.canvas.workbench import Workbench
 from dgemma.server.asked import Form
+from dgemma.server.form_fields import AskedForm
 from dgemma.server.gap import filled_gap, measured_gap
 from dgemma.server.infill_request import InfillRequest, read_infill_request
 from dgemma.server.infill_writer import InfillWriter
@@ -29,6 +30,7 @@ def plan_infill(planner: Planner, request: InfillRequest) -> WorkPlan[Filled]:
     bench = planner.workbench(request, id_=new_id("infill"), seed=seed)
     before, limit = request.before, request.limit
     texts = (before, request.behind)
+    form = request.form
     # A plugin sends as much of a file as it has: what does not fit is cut off at the far end, and said to be.
     gap = measured_gap(
         bench,
@@ -40,11 +42,12 @@ def plan_infill(planner: Planner, request: InfillRequest) -> WorkPlan[Filled]:
     )
     return WorkPlan(
         model=request.model,
-        works=(_read_only(bench, before) if limit == 0 else filled_gap(bench, texts, gap.max_tokens),),
+        works=(_read_only(bench, before) if limit == 0 else filled_gap(bench, texts, gap.max_tokens, form),),
         writer=InfillWriter(gap=gap, request=request, params=bench.params, seed=seed),
         deadline_s=planner.deadline_of(bench),
-        about="input_prefix",
+        about="input_prefix" if form is None else "json_schema",
         stream=bool(request.stream),
+        form=None if form is None else AskedForm(form=form, field="json_schema"),
     )
 
 

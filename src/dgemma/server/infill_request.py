@@ -10,7 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dgemma.constraint.forms import Json, schema_text
+from dgemma.errors import InputError
 from dgemma.params import MAX_TOP_K
+from dgemma.server.api_error import refused
 from dgemma.server.fields import UNSUPPORTED_IN_INFILL
 from dgemma.server.request_fields import MAX_INT, MAX_REAL, SamplingFields, Stop, read_fields
 
@@ -57,6 +60,7 @@ class InfillRequest(SamplingFields):
     )
     seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 64) - 1, description="-1: drawn.")
     top_k: int | None = Field(None, ge=_ANY, le=MAX_TOP_K, description="0 or -1: no cutoff.")
+    json_schema: dict[str, Any] | None = Field(None, description="The gap is JSON that this describes.")
 
     # Checked for their type, and without effect: they speak of llama.cpp's own machinery.
     cache_prompt: bool | None = None
@@ -75,6 +79,13 @@ class InfillRequest(SamplingFields):
     @property
     def behind(self) -> str:
         return self.input_suffix or ""
+
+    @property
+    def form(self) -> Json | None:
+        try:
+            return Json(schema_text(self.json_schema)) if self.json_schema else None
+        except InputError as error:
+            raise refused(str(error), "json_schema") from None
 
     @property
     def limit(self) -> int | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 from dgemma.canvas.calibration import Calibration
 from dgemma.canvas.workbench import Workbench
+from dgemma.constraint.compiler import Compiler
 from dgemma.constraint.constraint import Constraint
 from dgemma.engine.service import EngineRequest, ServedModel
 from dgemma.errors import InputError, suggestion
@@ -73,6 +74,7 @@ class Planner:
     settings: Settings
     served: ServedModel
     text: TextService
+    compiler: Compiler
     calibration: Calibration | None = None  # of decisions
 
     def plan_chat(self, request: ChatRequest) -> Plan:
@@ -124,13 +126,14 @@ class Planner:
     def workbench(self, request: CommonFields, *, id_: str, num_choices: int = 1, seed: int) -> Workbench:
         """What fill, edit and decide work with, as this request wants it."""
         check_seeds(seed, num_choices)
-        return self.text.workbench(
+        bench = self.text.workbench(
             self.served,
             params=self.params_of(request),
             seed=seed,
             adapter=self.adapter_of(request.model),
             id_=id_,
         )
+        return replace(bench, compiler=self.compiler)
 
     def deadline_of(self, bench: Workbench) -> float:
         """Seconds for all of the work."""

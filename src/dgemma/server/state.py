@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from dgemma.canvas.calibration import Calibration
+from dgemma.constraint.compiler import Compiler
 from dgemma.engine.service import EngineService
 from dgemma.server.admission import Admission
 from dgemma.server.constraints import Constraints
@@ -23,12 +24,14 @@ class ServerState:
     metrics: Metrics = field(default_factory=Metrics)
     began_at: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
     admission: Admission = field(init=False)
+    compiler: Compiler = field(init=False)
     constraints: Constraints = field(init=False)
     calibration: Calibration | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.settings.max_concurrent_requests)
-        self.constraints = Constraints(self.text.compiler(self.engine.model))
+        self.compiler = self.text.compiler(self.engine.model)
+        self.constraints = Constraints(self.compiler)
         file = self.settings.calibration
         self.calibration = None if file is None else Calibration.load(file)
 
@@ -38,6 +41,7 @@ class ServerState:
             settings=self.settings,
             served=self.engine.model,
             text=self.text,
+            compiler=self.compiler,
             calibration=self.calibration,
         )
 

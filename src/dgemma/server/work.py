@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from dgemma.canvas.rounds import Rounds
+from dgemma.server.form_fields import AskedForm
 from dgemma.server.in_flight import Tally
 from dgemma.server.replies import Reply
 
@@ -61,6 +62,7 @@ class WorkPlan(Generic[Result]):
     about: str  # the field that an InputError in the middle of the work is about
     stream: bool = False
     include_usage: bool = False
+    form: AskedForm | None = None  # that the text keeps to
 
     @property
     def num_choices(self) -> int:
