@@ -16,7 +16,7 @@ from dgemma.constraint.json_text import CallStyle, JsonStyle
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
 RUN = """
-import json, resource, sys, time
+import json, re, sys, time
 from dgemma.constraint.automaton import Clock, build
 from dgemma.constraint.json_schema import schema_pattern
 from dgemma.constraint.json_text import JsonStyle
@@ -29,7 +29,8 @@ for schema in json.load(sys.stdin):
     except InputError:
         pass
     print(time.process_time() - before)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+# Not `ru_maxrss`, which a process inherits from the one that started it.
+print(int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024)
 """
 
 
