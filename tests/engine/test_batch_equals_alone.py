@@ -1,12 +1,10 @@
 """Random requests at random times through one engine: each gives what it gives alone, by the plain twin.
 
-With reuse and prompts in pieces, where most can go wrong, 500 of them; in the other ways as many as
-`DGEMMA_REQUESTS` says.
+With reuse and prompts in pieces, where most can go wrong, there are more of them than in the other ways.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import dataclass
 from functools import cache
@@ -30,9 +28,10 @@ from dgemma.params import GenerationParams
 from dgemma.text.tokenizer import Tokenizer
 from oracle import FULL, SLIDING, Case, calm_oracle, make_ours
 from plain_answer import plain_answer
+from sizes import cases
 
-MOST = 500
-FEW = int(os.environ.get("DGEMMA_REQUESTS", "100"))
+MOST = cases(500, 150)
+FEW = cases(500, 50)
 # A window that slides within a prompt, and words enough for a tokenizer that knows text.
 GEOMETRY = Case(
     "served",

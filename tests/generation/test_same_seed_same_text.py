@@ -18,8 +18,9 @@ from dgemma.diffusion.block import BLOCK
 from dgemma.diffusion.walk import walk
 from dgemma.language_model import LanguageModel
 from oracle import FULL, SLIDING, Case, calm_oracle
+from sizes import cases
 
-CASES = 200
+CASES = cases(200, 64)
 BATCH = 8
 # More words than a block, so that tiles differ; a window that slides within the answer.
 GEOMETRY = Case(

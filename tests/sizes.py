@@ -1,0 +1,11 @@
+"""How many random cases a slow test looks at: all that the docs name with `make test-full`, else a part."""
+
+from __future__ import annotations
+
+import os
+
+IS_FULL = os.environ.get("DGEMMA_FULL") == "1"
+
+
+def cases(full: int, part: int) -> int:
+    return full if IS_FULL else part
