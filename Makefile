@@ -22,7 +22,7 @@ test-avx2:  ## the numeric subset as a laptop without AVX-512 would run it
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile tests/parity tests/model --ignore tests/parity/test_generation_equals_oracle.py --ignore tests/model/kernels
 
 test-full:  ## with as many random cases as the docs name
-	DGEMMA_FULL=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile tests/engine/test_batch_equals_alone.py tests/generation/test_same_seed_same_text.py tests/parity/test_generation_equals_oracle.py
+	DGEMMA_FULL=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile tests/engine/test_batch_equals_alone.py tests/generation/test_same_seed_same_text.py
 
 wheel:
 	$(PY) -m build --wheel --outdir dist .
