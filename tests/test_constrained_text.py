@@ -52,7 +52,7 @@ def test_a_gap_is_filled_with_a_text_of_the_form(lm: LanguageModel) -> None:
 
 
 def test_a_gap_that_is_too_short_for_the_form_is_refused(lm: LanguageModel) -> None:
-    with pytest.raises(InputError, match="no text of these lengths fits"):
+    with pytest.raises(InputError, match="no text of the form has at most 4 tokens"):
         lm.fill("a", "b", regex=r"(?:[A-Z]\d){20}", max_tokens=4)
 
 

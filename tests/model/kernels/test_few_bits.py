@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dgemma.model.codes import CodeKind, Codes
@@ -39,6 +39,7 @@ def groups_of(kind: CodeKind, inner: int, group_len: int) -> int:
 @needs_kernel
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40)
+@example(count=17, out=1, groups=6, group_len=64, seed=53)  # a number halfway between two
 @given(
     count=st.integers(1, 19),
     out=st.integers(1, 70),

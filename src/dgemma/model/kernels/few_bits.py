@@ -81,7 +81,8 @@ def rounded(x: Tensor) -> Tensor:
     inner = x.shape[-1]
     padded: Tensor = torch.nn.functional.pad(x.float(), (0, -inner % CHUNK)).unflatten(-1, (-1, CHUNK))
     top = padded.abs().amax(-1, keepdim=True)
-    inverse = torch.where(top > 0, 127 / top, torch.zeros(()))
+    # Not `127 / top`, which torch takes for a reciprocal and a product: two roundings.
+    inverse = torch.where(top > 0, torch.full_like(top, 127.0) / top, torch.zeros(()))
     return ((padded * inverse).round() * (top / 127)).flatten(-2)[..., :inner]
 
 
