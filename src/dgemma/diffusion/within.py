@@ -1,8 +1,12 @@
 """One canvas read within a language: its likeliest string, one drawn string, what each position may hold.
 
 The vocabulary is walked once, and the logits of words that the language knows are kept, those of a class next
-to each other: the one place where a canvas's logits are held. Classes are summed up, `paths` weighs the
-strings of the language, and its weights go back to the words: the soft embedding is the conditioned one.
+to each other: the one place where a canvas's logits are held. Classes are summed up, and `paths` weighs the
+strings of the language.
+
+The soft embedding is not the conditioned one, but what the model believes of each position by itself, among
+the words that the language knows: it has learnt to read its own beliefs, and what is left of them when
+whole strings are ruled out misleads it (`docs/constraints.md` has figures).
 """
 
 from __future__ import annotations
@@ -68,8 +72,8 @@ def read_within(
     if not follows[0, strings.first] > NEVER:
         raise RuntimeError("no string of the language fits the canvas")
     shares = marginals(machine, masses, strings.first, follows)
-    likeliest = best(machine, tops - level, strings.first, strings.last)
-    guess = _best_words(kept, language, sums, torch.from_numpy(likeliest).to(kept.device))
+    path = torch.from_numpy(best(machine, tops - level, strings.first, strings.last))
+    guess = _best_words(kept, language, sums, path.to(kept.device))
     drawn = guess
     if place is not None and bool(temperature > 0):
         numbers = torch.arange(machine.num_classes, device=kept.device).expand(1, len(positions), -1)
@@ -79,16 +83,30 @@ def read_within(
     with np.errstate(divide="ignore"):
         log_shares = torch.from_numpy(np.log(shares)).to(kept.device)
     entropy = _entropy(log_shares, sums)
-    # Of each class, the log of its share over its mass: with it a word's logit is its log-probability.
-    gain = torch.where(sums.top > NEVER, log_shares - (sums.log_mass - sums.top), NEVER).to(kept.dtype)
-    gains = gain.T[list(language.order)]
-    num_small = len(language.small)
-    kept[:num_small] += gains[language.small]
-    for number, own in zip(language.order, gains, strict=True):
-        begin, end = language.bounds[number]
-        if begin >= num_small:
-            kept[begin:end] += own
-    return _whole(hidden, vocabulary, language, span, kept, guess, drawn, entropy, num_likeliest)
+    # The log-probability of each class's likeliest word: conditioned, and by itself.
+    alive = sums.top > NEVER
+    within = torch.where(alive, log_shares - (sums.log_mass - sums.top), NEVER)
+    alone = torch.where(alive, sums.top - sums.log_mass.logsumexp(1, keepdim=True), NEVER)
+
+    def spread(values: Tensor) -> Tensor:
+        whole = values.new_zeros(1, hidden.shape[1], *values.shape[1:])
+        whole[0, span] = values
+        return whole
+
+    likeliest = None
+    if num_likeliest:
+        words, values = _likeliest(_raised(kept.clone(), within, language), language, num_likeliest)
+        likeliest = Likeliest(spread(words), spread(values))
+    soft = _mixed(_raised(kept, alone, language).exp_(), vocabulary, language, hidden.dtype)
+    return Reading(
+        guess=spread(guess),
+        drawn=spread(drawn),
+        entropy=spread(entropy),
+        log_mass=spread(torch.zeros_like(entropy)),
+        top_logit=spread(within.amax(1).to(entropy.dtype)),
+        soft=spread((soft * vocabulary.embedding_scale).to(hidden.dtype)),
+        likeliest=likeliest,
+    )
 
 
 @dataclass(frozen=True)
@@ -258,43 +276,24 @@ def _words_of(kept: Tensor, language: Language, chosen: Tensor, chunk: Tensor) -
     return _Words(numbers, rows, torch.where(numbers < size, logits, NEVER))
 
 
-def _whole(
-    hidden: Tensor,
-    vocabulary: Vocabulary,
-    language: Language,
-    span: slice,
-    log_probs: Tensor,
-    guess: Tensor,
-    drawn: Tensor,
-    entropy: Tensor,
-    num_likeliest: int,
-) -> Reading:
-    """The reading of a whole canvas, from the log-probabilities [live, span], which are used up."""
+def _raised(kept: Tensor, by: Tensor, language: Language) -> Tensor:
+    """Words [live, span], relative to the likeliest of their class, raised by what it has [span, classes]."""
+    gains = by.to(kept.dtype).T[list(language.order)]
+    num_small = len(language.small)
+    kept[:num_small] += gains[language.small]
+    for number, own in zip(language.order, gains, strict=True):
+        begin, end = language.bounds[number]
+        if begin >= num_small:
+            kept[begin:end] += own
+    return kept
 
-    def spread(values: Tensor) -> Tensor:
-        whole = values.new_zeros(1, hidden.shape[1], *values.shape[1:])
-        whole[0, span] = values
-        return whole
 
-    top = log_probs.amax(0)
-    likeliest = None
-    if num_likeliest:
-        count = min(num_likeliest, language.num_live)
-        found = log_probs.T.topk(count, dim=1)
-        missing = (0, num_likeliest - count)
-        words = torch.nn.functional.pad(language.words[found.indices], missing)
-        values = torch.nn.functional.pad(found.values, missing, value=NEVER)
-        likeliest = Likeliest(spread(words), spread(values))
-    soft = _mixed(log_probs.exp_(), vocabulary, language, hidden.dtype)
-    return Reading(
-        guess=spread(guess),
-        drawn=spread(drawn),
-        entropy=spread(entropy),
-        log_mass=spread(torch.zeros_like(top)),
-        top_logit=spread(top),
-        soft=spread((soft * vocabulary.embedding_scale).to(hidden.dtype)),
-        likeliest=likeliest,
-    )
+def _likeliest(log_probs: Tensor, language: Language, count: int) -> tuple[Tensor, Tensor]:
+    """Words and their log-probabilities, both [span, count]; where the language knows fewer, -inf."""
+    found = log_probs.T.topk(min(count, language.num_live), dim=1)
+    missing = (0, max(0, count - language.num_live))
+    words = torch.nn.functional.pad(language.words[found.indices], missing)
+    return words, torch.nn.functional.pad(found.values, missing, value=NEVER)
 
 
 def _mixed(probs: Tensor, vocabulary: Vocabulary, language: Language, dtype: torch.dtype) -> Tensor:
