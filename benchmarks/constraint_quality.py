@@ -3,7 +3,7 @@
     python -m benchmarks.constraint_quality [--puzzles N] [--passages N]
 
 - free: no constraint. An answer of the wrong form is a wrong answer.
-- within: draws, entropies and the soft embedding are those of the model, conditioned on the language.
+- within: draws, guesses and entropies are those of the model, conditioned on the language.
 - projected: the likeliest string of the language takes the place of each step's draw and guess, while
   entropies and the soft embedding stay those of the free distribution: what a constraint is without sums.
 
