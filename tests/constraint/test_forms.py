@@ -92,6 +92,8 @@ CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"$ref"
 def test_tools_are_held_to_calls_only_where_something_is_asked_of_them() -> None:
     clock = Tool("clock", '{"$ref": "elsewhere"}')
     assert calls_of([CLOCK], required=False) is None
+    odd = {"type": "function", "function": {"name": "odd", "parameters": "as the manual says"}}
+    assert calls_of([odd], required=False) is None  # nobody asks for its schema
     assert calls_of([], required=True) is None
     assert calls_of([CLOCK], required=True) == Calls((clock,))
     both = Calls((Tool("weather", '{"type": "object"}', strict=True), clock), may_speak=True)

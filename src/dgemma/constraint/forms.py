@@ -113,11 +113,12 @@ def calls_of(
     instead: TextForm | None = None,
 ) -> Calls | None:
     """Calls of these tools, in the shape of a chat's; None where nothing is asked of them."""
-    found = tuple(_tool_of(tool["function"]) for tool in tools)
-    if not found or not (required or not several or instead or any(tool.strict for tool in found)):
+    functions = [tool["function"] for tool in tools]
+    asked = required or not several or instead or any(one.get("strict") for one in functions)
+    if not functions or not asked:
         return None
     return Calls(
-        found,
+        tuple(map(_tool_of, functions)),
         may_speak=not required and instead is None,
         several=several,
         instead=None if required else instead,

@@ -14,7 +14,8 @@ def frozen(value: Any) -> Hashable:
         return ("array", *map(frozen, value))
     if isinstance(value, dict):
         return frozenset((key, frozen(item)) for key, item in value.items())
-    return value  # type: ignore[no-any-return]
+    scalar: Hashable = value
+    return scalar
 
 
 def same(a: Any, b: Any) -> bool:
