@@ -23,20 +23,19 @@ import torch
 from benchmarks import record
 from benchmarks.training_memory import random_model
 from dgemma.checkpoint.presets import PRESETS
-from dgemma.constraint.automaton import build
-from dgemma.constraint.clock import Clock
-from dgemma.constraint.constraint import Constraint
-from dgemma.constraint.json_schema import json_object_pattern, schema_pattern
-from dgemma.constraint.json_text import JsonStyle
-from dgemma.constraint.pattern import Control, Either, Node, Repeat, Sequence, parse
-from dgemma.constraint.token_automaton import meet
-from dgemma.constraint.word_trie import WordTrie
-from dgemma.diffusion.noise import Use, place_at, random_tokens
-from dgemma.diffusion.step import open_canvas
-from dgemma.engine.following import Following
-from dgemma.generation.parts import refine, sampler_for
+from dgemma.engine.constraint_state import ConstraintState
+from dgemma.engine.model_runner import sample_step
 from dgemma.language_model import LanguageModel
 from dgemma.params import GenerationParams
+from dgemma.sampling.rng import NoiseStream, noise_key, random_tokens
+from dgemma.sampling.sampler import make_sampler, open_canvas
+from dgemma.structured_output.budget import TimeBudget
+from dgemma.structured_output.constraint import Constraint
+from dgemma.structured_output.dfa import build_dfa
+from dgemma.structured_output.json_schema.grammar import json_object_grammar, schema_grammar
+from dgemma.structured_output.json_schema.syntax import JsonSyntax
+from dgemma.structured_output.regex import Alternation, Concat, Node, Repeat, SpecialToken, parse
+from dgemma.structured_output.token_dfa import TokenTrie, build_token_dfa
 
 CPU = torch.device("cpu")
 END_TOKENS = (1, 106)
@@ -113,36 +112,40 @@ LARGE: dict[str, Any] = {
 }
 
 
-def read_words(path: Path) -> WordTrie:
+def read_words(path: Path) -> TokenTrie:
     """The trie of a sentencepiece vocabulary."""
     import sentencepiece
 
     model = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    words: list[bytes | None] = []
+    tokens: list[bytes | None] = []
     for id_ in range(model.get_piece_size()):
-        piece = model.id_to_piece(id_)
+        token = model.id_to_piece(id_)
         if model.is_byte(id_):
-            words.append(bytes([int(piece[3:5], 16)]))
+            tokens.append(bytes([int(token[3:5], 16)]))
         elif model.is_control(id_) or model.is_unknown(id_) or id_ in END_TOKENS:
-            words.append(None)
+            tokens.append(None)
         else:
-            words.append(piece.replace("▁", " ").encode())
-    return WordTrie.of(words)
+            tokens.append(token.replace("▁", " ").encode())
+    return TokenTrie.of(tokens)
 
 
-def pattern_of(asked: Any, clock: Clock) -> Node:
-    if isinstance(asked, str):
-        return parse(asked)
+def pattern_of(response_format: Any, budget: TimeBudget) -> Node:
+    if isinstance(response_format, str):
+        return parse(response_format)
     return (
-        json_object_pattern(JsonStyle()) if asked is None else schema_pattern(asked, JsonStyle(), clock=clock)
+        json_object_grammar(JsonSyntax())
+        if response_format is None
+        else schema_grammar(response_format, JsonSyntax(), budget=budget)
     )
 
 
-def compiled(asked: Any, trie: WordTrie, seconds: float = 10.0) -> Constraint:
-    clock = Clock(seconds)
-    ends = Repeat(Either(tuple(map(Control, END_TOKENS))), 0, None)
-    automaton = meet(build(Sequence((pattern_of(asked, clock), ends)), clock), trie, clock)
-    return Constraint(automaton=automaton, end_tokens=END_TOKENS)
+def compiled(response_format: Any, trie: TokenTrie, seconds: float = 10.0) -> Constraint:
+    budget = TimeBudget(seconds)
+    ends = Repeat(Alternation(tuple(map(SpecialToken, END_TOKENS))), 0, None)
+    token_dfa = build_token_dfa(
+        build_dfa(Concat((pattern_of(response_format, budget), ends)), budget), trie, budget
+    )
+    return Constraint(token_dfa=token_dfa, end_tokens=END_TOKENS)
 
 
 def seconds(act: Callable[[], object]) -> float:
@@ -157,28 +160,34 @@ class Steps:
     def __init__(self, lm: LanguageModel) -> None:
         self.lm = lm
         self.params = GenerationParams()
-        self.sampler = sampler_for(self.params)
+        self.sampler = make_sampler(self.params)
         self.cache = lm.new_cache(1)
         config = lm.config
         lm.encode(torch.randint(config.vocab_size, (1, 64)), self.cache)
-        place = place_at([1], [0], [0], CPU)
-        self.state = open_canvas(random_tokens(place, Use.OPEN, config.canvas_len, config.vocab_size))
-        self.soft = torch.zeros(1, config.canvas_len, config.hidden_size, dtype=lm.stack.embedding.dtype)
+        place = noise_key([1], [0], [0], CPU)
+        self.state = open_canvas(random_tokens(place, NoiseStream.OPEN, config.canvas_len, config.vocab_size))
+        self.soft = torch.zeros(
+            1, config.canvas_len, config.hidden_size, dtype=lm.transformer.embedding.dtype
+        )
 
     def take(self, constraint: Constraint | None) -> None:
         canvas_len = self.lm.config.canvas_len
         hidden = self.lm.denoise(self.state.canvas, self.cache, self.soft)
         strings = None
         if constraint is not None:
-            strings = [Following(constraint, 4 * canvas_len, None).strings(0, canvas_len, CPU)]
-        place = place_at([1], [0], [1], CPU)
-        refine(self.lm.stack, self.state, hidden, place, self.sampler, self.params, None, None, strings)
+            strings = [
+                ConstraintState(constraint, 4 * canvas_len, None).canvas_constraint(0, canvas_len, CPU)
+            ]
+        place = noise_key([1], [0], [1], CPU)
+        sample_step(
+            self.lm.transformer, self.state, hidden, place, self.sampler, self.params, None, None, strings
+        )
 
 
-def measure(name: str, asked: Any, trie: WordTrie, steps: Steps, repeats: int) -> dict[str, Any]:
+def measure(name: str, response_format: Any, trie: TokenTrie, steps: Steps, repeats: int) -> dict[str, Any]:
     found: list[Constraint] = []
-    compile_s = seconds(lambda: found.append(compiled(asked, trie)))
-    constraint, machine = found[0], found[0].automaton
+    compile_s = seconds(lambda: found.append(compiled(response_format, trie)))
+    constraint, dfa = found[0], found[0].token_dfa
     steps.take(constraint)
     ratios, free, bound = [], [], []
     for _ in range(repeats):
@@ -187,10 +196,10 @@ def measure(name: str, asked: Any, trie: WordTrie, steps: Steps, repeats: int) -
         ratios.append(bound[-1] / free[-1])
     row = {
         "compile_s": round(compile_s, 3),
-        "states": machine.num_states,
-        "classes": machine.num_classes,
-        "arrows": int((machine.maps >= 0).sum()),
-        "words": int((machine.class_of_word > 0).sum()),
+        "states": dfa.num_states,
+        "classes": dfa.num_classes,
+        "arrows": int((dfa.transitions >= 0).sum()),
+        "words": int((dfa.class_of_token > 0).sum()),
         "free_step_s": round(statistics.median(free), 3),
         "constrained_step_s": round(statistics.median(bound), 3),
         "ratio": round(statistics.median(ratios), 3),
@@ -217,14 +226,14 @@ def main() -> None:
         config = replace(PRESETS["26b"].config, layers=PRESETS["26b"].config.layers[: args.layers])
         geometry = f"released widths, {args.layers} of 30 layers"
     lm = random_model(config)
-    lm.stack.float()
-    tries: list[WordTrie] = []
+    lm.transformer.float()
+    tries: list[TokenTrie] = []
     trie_s = seconds(lambda: tries.append(read_words(args.tokenizer)))
     steps = Steps(lm)
     steps.take(None)
     rows = {
-        name: measure(name, asked, tries[0], steps, args.repeats)
-        for name, asked in {**ORDINARY, **LARGE}.items()
+        name: measure(name, response_format, tries[0], steps, args.repeats)
+        for name, response_format in {**ORDINARY, **LARGE}.items()
         if not args.only or name in args.only
     }
     ordinary = [row for name, row in rows.items() if name in ORDINARY]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.constraint_hostile tokenizer_gemma4.model
 
-Each is compiled from the text a client sends to the machine on words. Measured are CPU seconds and the rise
+Each is compiled from the text that a client sends to a token DFA. Measured are CPU seconds and the rise
 of peak memory above what is held before.
 """
 
@@ -17,10 +17,10 @@ from typing import Any
 from benchmarks import record
 from benchmarks.constraint_cost import CPU, compiled, read_words
 from dgemma.bench.memory import peak_growth_bytes
-from dgemma.constraint.automaton import DEFAULT_SECONDS
-from dgemma.constraint.forms import schema_text
-from dgemma.constraint.word_trie import WordTrie
 from dgemma.errors import InputError
+from dgemma.structured_output.budget import DEFAULT_SECONDS
+from dgemma.structured_output.response_format import schema_text
+from dgemma.structured_output.token_dfa import TokenTrie
 
 DOUBLING = {
     "$defs": {
@@ -63,16 +63,16 @@ HOSTILE: dict[str, Any] = {
 }
 
 
-def attempt(asked: str, trie: WordTrie, is_schema: bool) -> str:
+def attempt(text: str, trie: TokenTrie, is_schema: bool) -> str:
     try:
-        found = json.loads(schema_text(asked)) if is_schema else asked
-        machine = compiled(found, trie, seconds=DEFAULT_SECONDS).automaton
+        found = json.loads(schema_text(text)) if is_schema else text
+        dfa = compiled(found, trie, seconds=DEFAULT_SECONDS).token_dfa
     except InputError as error:
         return f"refused: {str(error)[:160]}"
-    return f"compiled: {machine.num_states} states, {machine.num_classes} classes"
+    return f"compiled: {dfa.num_states} states, {dfa.num_classes} classes"
 
 
-def measure(name: str, trie: WordTrie) -> dict[str, Any]:
+def measure(name: str, trie: TokenTrie) -> dict[str, Any]:
     said: list[str] = []
     begin = time.process_time()
     is_schema = not name.startswith("regex")

@@ -2,13 +2,13 @@
 
     python -m benchmarks.constraint_quality [--puzzles N] [--passages N]
 
-- free: no constraint. An answer of the wrong form is a wrong answer.
+- free: no constraint. An answer of the wrong format is a wrong answer.
 - within: draws, guesses and entropies are those of the model, conditioned on the language.
-- projected: the likeliest string of the language takes the place of each step's draw and guess, while
+- projected: the most probable string of the language replaces each step's sample and guess, while
   entropies and the soft embedding stay those of the free distribution: what a constraint is without sums.
 
-Sudoku on the bundled model: the form with the clues in it, as a regular expression; besides, that each row
-holds every digit once (a machine of 4,608 states, which no expression of decent length says). Text on the
+Sudoku on the bundled model: the format with the clues in it, as a regular expression; besides, that each row
+holds every digit once (a DFA of 4,608 states, too long for a regular expression). Text on the
 bundled model: which of four words goes on a held-out passage (needs `python -m recipes.text.make_corpus`).
 """
 
@@ -23,71 +23,70 @@ from typing import Any
 
 import numpy as np
 
-import dgemma.generation.parts as parts
+import dgemma.engine.model_runner as sampling_step
 from benchmarks import record
 from benchmarks.held_out_text import passages
 from dgemma import LanguageModel, load
-from dgemma.constraint.automaton import Automaton
-from dgemma.constraint.clock import Clock
-from dgemma.constraint.compiler import Compiler
-from dgemma.constraint.constraint import Constraint
-from dgemma.constraint.forms import Choice, Regex
-from dgemma.constraint.token_automaton import meet
-from dgemma.constraint.word_trie import WordTrie
-from dgemma.diffusion.reading import Reading
-from dgemma.engine.service import EngineRequest
+from dgemma.engine.request import EngineRequest
 from dgemma.events import Answer
+from dgemma.sampling.vocab_scan import VocabScan
+from dgemma.structured_output.budget import TimeBudget
+from dgemma.structured_output.compiler import GrammarCompiler
+from dgemma.structured_output.constraint import Constraint
+from dgemma.structured_output.dfa import DFA
+from dgemma.structured_output.response_format import ChoiceFormat, RegexFormat
+from dgemma.structured_output.token_dfa import TokenTrie, build_token_dfa
 from dgemma.sudoku.grid import DIGITS, EMPTY, Grid
 from dgemma.sudoku.puzzles import BANDS, held_out
 from dgemma.sudoku.tokens import ANSWER_LEN, EOS, ROW_LETTERS, answered_cells, solves, to_text
 
-exactly_within = parts.read_strings
+constrained_scan = sampling_step.scan_constrained_rows
 
 
 def projected(
     stack: Any, hidden: Any, temperature: Any, place: Any, params: Any, bias: Any, pins: Any, strings: Any
-) -> Reading:
-    """In place of `read_strings`."""
-    free = parts.read_vocabulary(stack, hidden, temperature, place, params, bias)
-    best = exactly_within(stack, hidden, temperature, None, params, bias, pins, strings).guess
+) -> VocabScan:
+    """Replaces `scan_constrained_rows`."""
+    free = sampling_step.scan_rows(stack, hidden, temperature, place, params, bias)
+    best = constrained_scan(stack, hidden, temperature, None, params, bias, pins, strings).guess
     return replace(free, guess=best, drawn=best)
 
 
-def asked(lm: LanguageModel, requests: list[EngineRequest], way: str) -> list[Answer]:
-    parts.read_strings = projected if way == "projected" else exactly_within
+def answers_of(lm: LanguageModel, requests: list[EngineRequest], way: str) -> list[Answer]:
+    sampling_step.scan_constrained_rows = projected if way == "projected" else constrained_scan
     try:
         return [answer for at in range(0, len(requests), 16) for answer in lm._ask(requests[at : at + 16])]
     finally:
-        parts.read_strings = exactly_within
+        sampling_step.scan_constrained_rows = constrained_scan
 
 
-def form_of(puzzle: Grid) -> Regex:
-    return Regex(to_text(puzzle).replace(EMPTY, "[1-9]"))
+def form_of(puzzle: Grid) -> RegexFormat:
+    return RegexFormat(to_text(puzzle).replace(EMPTY, "[1-9]"))
 
 
-def rows_machine(puzzle: Grid) -> Automaton:
+def rows_machine(puzzle: Grid) -> DFA:
     """Row letters, clues, and every digit once in each row: a state for each row and set of digits in it."""
-    letters = {char: number for number, char in enumerate(DIGITS + ROW_LETTERS)}
-    letter_of_byte = np.full(256, -1, np.int32)
-    for char, number in letters.items():
-        letter_of_byte[ord(char)] = number
-    end = len(letters)
+    symbols = {char: number for number, char in enumerate(DIGITS + ROW_LETTERS)}
+    symbol_of_byte = np.full(256, -1, np.int32)
+    for char, number in symbols.items():
+        symbol_of_byte[ord(char)] = number
+    end = len(symbols)
     states: dict[tuple[int, int, int], int] = {(0, -1, 0): 0}  # row, cells written (-1: no letter), digits
-    arrows: list[tuple[int, int, int]] = []
+    edges: list[tuple[int, int, int]] = []
     queue = list(states)
 
-    def reach(source: int, letter: int, state: tuple[int, int, int]) -> None:
+    def reach(source: int, symbol: int, state: tuple[int, int, int]) -> None:
         if state not in states:
             states[state] = len(states)
             queue.append(state)
-        arrows.append((source, letter, states[state]))
+        edges.append((source, symbol, states[state]))
 
     for row, written, used in queue:
         source = states[row, written, used]
         if row == 9:
-            arrows.append((source, end, source))
+            edges.append((source, end, source))
         elif written < 0:
-            reach(source, letters[ROW_LETTERS[row]], (row, 0, 0))
+            reach(source, symbols[ROW_LETTERS[row]], (row, 0, 0))
         else:
             clue = puzzle.cells[9 * row + written]
             for digit in DIGITS if clue == EMPTY else clue:
@@ -95,24 +94,26 @@ def rows_machine(puzzle: Grid) -> Automaton:
                 if not used & bit:
                     last = written == 8
                     reach(
-                        source, letters[digit], (row + 1, -1, 0) if last else (row, written + 1, used | bit)
+                        source, symbols[digit], (row + 1, -1, 0) if last else (row, written + 1, used | bit)
                     )
-    table = np.full((len(states), end + 1), -1, np.int32)
-    for source, letter, to in arrows:
-        table[source, letter] = to
+    transitions = np.full((len(states), end + 1), -1, np.int32)
+    for source, symbol, to in edges:
+        transitions[source, symbol] = to
     accepts = np.zeros(len(states), np.bool_)
     accepts[states[9, -1, 0]] = True
-    return Automaton(table, accepts, letter_of_byte, {EOS: end})
+    return DFA(transitions, accepts, symbol_of_byte, {EOS: end})
 
 
 def sudoku(count: int) -> dict[str, Any]:
     lm = load("bundled:sudoku", dtype="float32")
-    bench = lm.workbench(max_tokens=ANSWER_LEN)
-    compiler = Compiler(lm.tokenizer, lm.config.vocab_size, (EOS,))
-    trie = WordTrie.of_tokenizer(lm.tokenizer, lm.config.vocab_size)
+    bench = lm._task_context(max_tokens=ANSWER_LEN)
+    compiler = GrammarCompiler(lm.tokenizer, lm.config.vocab_size, (EOS,))
+    trie = TokenTrie.of_tokenizer(lm.tokenizer, lm.config.vocab_size)
 
     def rows(puzzle: Grid) -> Constraint:
-        return Constraint(automaton=meet(rows_machine(puzzle), trie, Clock(10.0)), end_tokens=(EOS,))
+        return Constraint(
+            token_dfa=build_token_dfa(rows_machine(puzzle), trie, TimeBudget(10.0)), end_tokens=(EOS,)
+        )
 
     constraints: dict[str, Callable[[Grid], Constraint | None]] = {
         "none": lambda puzzle: None,
@@ -125,14 +126,14 @@ def sudoku(count: int) -> dict[str, Any]:
             puzzles = [puzzle.clues for puzzle in held_out(band)[:count]]
             requests = [
                 bench.answer(
-                    bench.opening(lm.tokenizer.encode(to_text(puzzle)), room=0),
+                    bench.opening(lm.tokenizer.encode(to_text(puzzle)), reserve=0),
                     max_tokens=ANSWER_LEN,
                     constraint=constraints[kind](puzzle),
                     seed=number,
                 )
                 for number, puzzle in enumerate(puzzles)
             ]
-            answers = asked(lm, requests, way)
+            answers = answers_of(lm, requests, way)
             solved = [solves(answered_cells(a.text), p) for a, p in zip(answers, puzzles, strict=True)]
             row = {
                 "solved": round(statistics.fmean(solved), 3),
@@ -145,11 +146,11 @@ def sudoku(count: int) -> dict[str, Any]:
 
 def text(count: int) -> dict[str, Any]:
     lm = load("bundled:text", dtype="float32")
-    bench = lm.workbench(max_tokens=16)
-    compiler = Compiler(lm.tokenizer, lm.config.vocab_size, bench.params.end_tokens)
+    bench = lm._task_context(max_tokens=16)
+    compiler = GrammarCompiler(lm.tokenizer, lm.config.vocab_size, bench.params.end_tokens)
     rng = random.Random(5)
     found = []
-    for passage in passages(lm.tokenizer, [12] * (8 * count), before=60, behind=1, seed=11):
+    for passage in passages(lm.tokenizer, [12] * (8 * count), before=60, after=1, seed=11):
         word = next(iter(lm.tokenizer.decode(passage.inside).split(" ")[1:2]), "")
         if len(word) > 3 and word.isalpha():
             found.append((passage.before, f" {word}", lm.tokenizer.decode(passage.inside)))
@@ -159,19 +160,19 @@ def text(count: int) -> dict[str, Any]:
     for before, word, inside in found[:count]:
         others = rng.sample([other for other in words if other != word], 3)
         head = lm.tokenizer.encode(lm.tokenizer.decode(before) + inside.split(" ")[0])
-        cases.append((bench.opening(head, room=0), word, tuple(rng.sample([word, *others], 4))))
+        cases.append((bench.opening(head, reserve=0), word, tuple(rng.sample([word, *others], 4))))
     ways: dict[str, Any] = {}
     for way in ("free", "within", "projected"):
         requests = [
             bench.answer(
                 prompt,
                 max_tokens=16,
-                constraint=None if way == "free" else compiler.compile(Choice(options)),
+                constraint=None if way == "free" else compiler.compile(ChoiceFormat(options)),
                 seed=number,
             )
             for number, (prompt, _, options) in enumerate(cases)
         ]
-        answers = asked(lm, requests, way)
+        answers = answers_of(lm, requests, way)
         right = [a.text.startswith(word) for a, (_, word, _) in zip(answers, cases, strict=True)]
         formed = [a.text in options for a, (_, _, options) in zip(answers, cases, strict=True)]
         ways[way] = {

@@ -36,13 +36,13 @@ import dgemma
 from benchmarks import record
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
-from dgemma.constraint.compiler import Compiler
-from dgemma.constraint.forms import Form, Json, Regex
-from dgemma.engine.service import EngineRequest
+from dgemma.engine.request import EngineRequest
 from dgemma.errors import InputError
 from dgemma.events import FinishReason
 from dgemma.language_model import LanguageModel
 from dgemma.params import GenerationParams
+from dgemma.structured_output.compiler import GrammarCompiler
+from dgemma.structured_output.response_format import JsonFormat, RegexFormat, ResponseFormat
 
 TESTS = Path(__file__).parent.parent / "tests"
 MODELS = {"random, canvas 8": 8, "random, canvas 32": 32, "bundled:text": None}
@@ -57,41 +57,41 @@ REGEXES = [
 
 
 @dataclass(frozen=True)
-class Asked:
+class ConstraintCase:
     """A constraint, and where it is from."""
 
-    form: Form
+    response_format: ResponseFormat
     origin: str
 
 
 @dataclass(frozen=True)
 class Task:
     model: str
-    asked: tuple[Asked, ...]
+    cases: tuple[ConstraintCase, ...]
     each: int
     seed: int
 
 
-def written() -> list[Asked]:
+def written() -> list[ConstraintCase]:
     with (TESTS / "data" / "json_schemas.jsonl").open(encoding="utf-8") as lines:
         schemas = [json.loads(line)["schema"] for line in lines]
-    return [Asked(Json(json.dumps(schema)), "written schema") for schema in schemas] + [
-        Asked(Regex(pattern), "written regex") for pattern in REGEXES
+    return [ConstraintCase(JsonFormat(json.dumps(schema)), "written schema") for schema in schemas] + [
+        ConstraintCase(RegexFormat(pattern), "written regex") for pattern in REGEXES
     ]
 
 
-def public() -> list[Asked]:
+def public() -> list[ConstraintCase]:
     from json_schema_suite import groups
 
-    return [Asked(Json(json.dumps(group.schema)), "public suite") for group in groups()]
+    return [ConstraintCase(JsonFormat(json.dumps(group.schema)), "public suite") for group in groups()]
 
 
-def fresh(count: int, own_seed: int) -> list[Asked]:
+def fresh(count: int, own_seed: int) -> list[ConstraintCase]:
     """Made up by hypothesis."""
     from constraint.test_pattern import PATTERNS
     from constraint.test_random_schemas import SCHEMAS
 
-    found: dict[Form, str] = {}
+    found: dict[ResponseFormat, str] = {}
 
     def collect(strategy: Any, make: Any, origin: str, most: int) -> None:
         @seed(own_seed)
@@ -105,13 +105,13 @@ def fresh(count: int, own_seed: int) -> list[Asked]:
 
         take()
 
-    collect(SCHEMAS, lambda schema: Json(json.dumps(schema)), "hypothesis schema", count)
-    collect(PATTERNS, Regex, "hypothesis regex", count // 4)
-    return [Asked(form, origin) for form, origin in found.items()]
+    collect(SCHEMAS, lambda schema: JsonFormat(json.dumps(schema)), "hypothesis schema", count)
+    collect(PATTERNS, RegexFormat, "hypothesis regex", count // 4)
+    return [ConstraintCase(response_format, origin) for response_format, origin in found.items()]
 
 
 @cache
-def model(name: str) -> tuple[LanguageModel, Compiler]:
+def model(name: str) -> tuple[LanguageModel, GrammarCompiler]:
     torch.set_num_threads(1)
     canvas_len = MODELS[name]
     if canvas_len is None:
@@ -122,14 +122,14 @@ def model(name: str) -> tuple[LanguageModel, Compiler]:
             path, replace(PRESETS["tiny"].config, canvas_len=canvas_len), dtype="F32", seed=canvas_len
         )
         lm = dgemma.load(path)
-    return lm, Compiler(lm.tokenizer, lm.config.vocab_size, (1, 106))
+    return lm, GrammarCompiler(lm.tokenizer, lm.config.vocab_size, (1, 106))
 
 
-def is_right(form: Form, text: str) -> bool:
-    if isinstance(form, Regex):
-        return re.fullmatch(form.pattern, text) is not None
-    assert isinstance(form, Json)
-    schema = json.loads(form.schema or "true")
+def is_right(response_format: ResponseFormat, text: str) -> bool:
+    if isinstance(response_format, RegexFormat):
+        return re.fullmatch(response_format.pattern, text) is not None
+    assert isinstance(response_format, JsonFormat)
+    schema = json.loads(response_format.schema or "true")
     try:
         value = json.loads(text)
     except ValueError:
@@ -144,22 +144,22 @@ def run(task: Task) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     wrong: list[dict[str, str]] = []
     requests: list[EngineRequest] = []
-    forms: list[Asked] = []
-    for asked in task.asked:
+    request_cases: list[ConstraintCase] = []
+    for case in task.cases:
         try:
-            constraint = compiler.compile(asked.form)
+            constraint = compiler.compile(case.response_format)
         except InputError:
-            counts[f"refused, {asked.origin}"] += 1
+            counts[f"refused, {case.origin}"] += 1
             continue
-        counts[f"constraints, {asked.origin}"] += 1
-        shortest = int(constraint.automaton.distance[0])
+        counts[f"constraints, {case.origin}"] += 1
+        shortest = int(constraint.token_dfa.distance[0])
         lengths = [max(1, shortest), shortest + 1, shortest + lm.config.canvas_len + 3, 3 * shortest + 70]
         base = GenerationParams.make(lm.generation_defaults, end_tokens=(1, 106))
         if shortest > 1:
             few = replace(base, max_tokens=shortest - 1)
             try:
                 lm._ask([EngineRequest(prompt=(2, 9), seed=0, params=few, constraint=constraint)])
-                wrong.append({"form": str(asked.form), "text": "too few tokens were not refused"})
+                wrong.append({"form": str(case.response_format), "text": "too few tokens were not refused"})
             except InputError:
                 counts["too short, refused"] += 1
         for number in range(task.each):
@@ -176,17 +176,17 @@ def run(task: Task) -> dict[str, Any]:
                     prompt=prompt, seed=rng.randrange(1 << 60), params=params, constraint=constraint
                 )
             )
-            forms.append(asked)
-    for request, asked, answer in zip(requests, forms, lm._ask(requests), strict=True):
+            request_cases.append(case)
+    for request, case, answer in zip(requests, request_cases, lm._ask(requests), strict=True):
         counts[f"generations, {task.model}"] += 1
         counts["over a canvas border"] += len(answer.tokens) > lm.config.canvas_len
         is_whole = answer.finish_reason is FinishReason.STOP
         if (
-            not is_right(asked.form, answer.text)
+            not is_right(case.response_format, answer.text)
             or not is_whole
             or len(answer.tokens) > (request.params.max_tokens or 0)
         ):
-            wrong.append({"form": str(asked.form), "model": task.model, "text": answer.text})
+            wrong.append({"form": str(case.response_format), "model": task.model, "text": answer.text})
     return {"counts": counts, "wrong": wrong}
 
 
@@ -202,13 +202,13 @@ def main() -> None:
     parser.add_argument("--suffix", default="", help="of the result file")
     args = parser.parse_args()
     own_seed = int.from_bytes(os.urandom(4)) if args.seed is None else args.seed
-    asked = [*written(), *public(), *fresh(args.fresh, own_seed)]
-    asked = [one for one in asked if args.only in one.origin]
+    cases = [*written(), *public(), *fresh(args.fresh, own_seed)]
+    cases = [one for one in cases if args.only in one.origin]
     size = 6
     each = {name: args.each if canvas_len else max(1, args.each // 4) for name, canvas_len in MODELS.items()}
     tasks = [
-        Task(name, tuple(asked[at : at + size]), each[name], own_seed + at)
-        for at in range(0, len(asked), size)
+        Task(name, tuple(cases[at : at + size]), each[name], own_seed + at)
+        for at in range(0, len(cases), size)
         for name in MODELS
     ]
     random.Random(own_seed).shuffle(tasks)

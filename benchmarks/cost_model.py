@@ -7,7 +7,7 @@ Counted from the geometry, and multiplied by what plain torch calls of the same 
 - norms, gates, copies of rows to their experts and the weighted sum back have a time per number each;
 - the vocabulary's element-wise part has a time per position and word, measured on one canvas.
 
-So a step that reaches the prediction loses nothing to planning, to pages, to Python, or to its company.
+So a step that reaches the prediction loses nothing to planning, to blocks, to Python, or to its company.
 `roofline_s` is the same without the element-wise work, all products at the best rate: what nobody reaches.
 """
 
@@ -23,15 +23,14 @@ from functools import partial
 import torch
 from torch import nn
 
-from dgemma.diffusion.noise import place_at
-from dgemma.diffusion.walk import walk
-from dgemma.model.coded_weight import CodedBank, CodedMatrix, CodedWeight
-from dgemma.model.codes import Codes
 from dgemma.model.config import LayerKind, ModelConfig
-from dgemma.model.layer import Layer
-from dgemma.model.norm import rms_norm
-from dgemma.model.stack import Stack
-from dgemma.model.weight import Matrix, MatrixBank, PlainMatrix
+from dgemma.model.layers import rms_norm
+from dgemma.model.linear import ExpertLinear, Linear, PlainLinear
+from dgemma.model.quantized_linear import QuantizedExpertLinear, QuantizedLinear, QuantizedWeight
+from dgemma.model.quantized_tensor import QuantizedTensor
+from dgemma.model.transformer import Layer, Transformer
+from dgemma.sampling.rng import noise_key
+from dgemma.sampling.vocab_scan import scan_vocab
 
 ROWS = (1, 4, 16, 32, 64, 128, 256, 1024, 4096)
 SIDE = 1024  # of the square products whose rate is measured
@@ -80,26 +79,26 @@ def typical(run: Callable[[], object], rounds: int = 7) -> float:
 
 
 @torch.inference_mode()
-def measure_machine(stack: Stack) -> Machine:
+def measure_machine(stack: Transformer) -> Machine:
     """This machine's rates with the kinds of weights that `stack` has: plain, or in few bits."""
     config, dtype = stack.config, stack.embedding.dtype
     canvas, hidden = config.canvas_len, config.hidden_size
     layer = stack.layers[0]
     assert isinstance(layer, Layer)
     rates = product_rates([like(layer.mlp.gate, SIDE, SIDE, dtype) for _ in range(8)], dtype)
-    bank = layer.experts.gate_up
+    experts_linear = layer.experts.gate_up
     large = torch.zeros(256 << 20, dtype=torch.uint8)
     bytes_per_s = large.numel() / typical(lambda: large.view(torch.int64).sum())
     x = torch.randn(1, canvas, hidden, dtype=dtype)
     wide, weight = x.float(), torch.ones(hidden, dtype=dtype)
     row_of = torch.randint(canvas, (canvas * config.experts_per_token,))
-    walk_s = typical(lambda: walk(x, stack.head, torch.ones(1), place_at([0], [0], [0], x.device)))
+    walk_s = typical(lambda: scan_vocab(x, stack.head, torch.ones(1), noise_key([0], [0], [0], x.device)))
     machine = Machine(
         rates=rates,
-        expert_rates=expert_rates(bank, dtype),
+        expert_rates=expert_rates(experts_linear, dtype),
         bytes_per_s=bytes_per_s,
         number_bytes=layer.mlp.gate.nbytes / (hidden * config.mlp_size),
-        expert_bytes=bank.nbytes / (config.num_experts * 2 * config.expert_size * hidden),
+        expert_bytes=experts_linear.nbytes / (config.num_experts * 2 * config.expert_size * hidden),
         norm_s=typical(lambda: rms_norm(x, weight, 1e-6)) / x.numel(),
         gate_s=typical(lambda: nn.functional.gelu(x, approximate="tanh") * x) / x.numel(),
         copy_s=typical(lambda: x[0].index_select(0, row_of)) / (len(row_of) * hidden),
@@ -110,45 +109,57 @@ def measure_machine(stack: Stack) -> Machine:
     return replace(machine, word_s=max(0.0, walk_s - products_s) / (canvas * config.vocab_size))
 
 
-def like(weight: Matrix | MatrixBank, out: int, inner: int, dtype: torch.dtype) -> Matrix:
+def like(weight: Linear | ExpertLinear, out: int, inner: int, dtype: torch.dtype) -> Linear:
     """A matrix of random numbers of the same kind."""
-    if not isinstance(weight, CodedWeight):
-        plain = PlainMatrix(out, inner, dtype=dtype, device=torch.device("cpu"))
+    if not isinstance(weight, QuantizedWeight):
+        plain = PlainLinear(out, inner, dtype=dtype, device=torch.device("cpu"))
         nn.init.normal_(plain.weight)
         return plain
-    held = weight.held
-    groups = 1 if held.scale.shape[-1] == 1 else inner // held.group_len
-    stored = torch.randint(256, (out, inner // held.kind.per_byte), dtype=torch.uint8)
-    scale = torch.rand(out, groups).to(held.scale.dtype)
-    outer = None if held.outer is None else torch.ones(out, 1)
-    codes = Codes(held.kind, stored.view(held.codes.dtype), scale, None, outer, held.outer_divides)
-    return CodedMatrix(codes, dtype=dtype, rounds_activations=weight.rounds_activations)
+    quantized = weight.quantized
+    groups = 1 if quantized.scale.shape[-1] == 1 else inner // quantized.group_len
+    stored = torch.randint(256, (out, inner // quantized.kind.per_byte), dtype=torch.uint8)
+    scale = torch.rand(out, groups).to(quantized.scale.dtype)
+    global_scale = None if quantized.global_scale is None else torch.ones(out, 1)
+    qdata = QuantizedTensor(
+        quantized.kind,
+        stored.view(quantized.qdata.dtype),
+        scale,
+        None,
+        global_scale,
+        quantized.global_scale_divides,
+    )
+    return QuantizedLinear(qdata, dtype=dtype, rounds_activations=weight.rounds_activations)
 
 
-def expert_rates(bank: MatrixBank, dtype: torch.dtype) -> tuple[float, ...]:
+def expert_rates(experts_linear: ExpertLinear, dtype: torch.dtype) -> tuple[float, ...]:
     """All experts in turn, as in a layer: one alone would stay in the cache."""
-    if not isinstance(bank, CodedBank):
-        few = [like(bank, bank.out_features, bank.in_features, dtype) for _ in range(bank.num_experts)]
+    if not isinstance(experts_linear, QuantizedExpertLinear):
+        few = [
+            like(experts_linear, experts_linear.out_features, experts_linear.in_features, dtype)
+            for _ in range(experts_linear.num_experts)
+        ]
         return product_rates(few, dtype)
     rates = []
     for rows in ROWS:
-        count = bank.num_experts if rows < 1024 else 8
-        some = CodedBank(bank.held[:count], rounds_activations=bank.rounds_activations)
-        x = torch.randn(rows * count, bank.in_features, dtype=dtype)
+        count = experts_linear.num_experts if rows < 1024 else 8
+        some = QuantizedExpertLinear(
+            experts_linear.quantized[:count], rounds_activations=experts_linear.rounds_activations
+        )
+        x = torch.randn(rows * count, experts_linear.in_features, dtype=dtype)
         ends = torch.arange(rows, rows * count + 1, rows, dtype=torch.int32)
         seconds = typical(partial(some.multiply_grouped, x, ends), 5)
-        rates.append(2 * rows * count * bank.in_features * bank.out_features / seconds)
+        rates.append(2 * rows * count * experts_linear.in_features * experts_linear.out_features / seconds)
     return tuple(rates)
 
 
-def product_rates(weights: Sequence[Matrix], dtype: torch.dtype) -> tuple[float, ...]:
+def product_rates(weights: Sequence[Linear], dtype: torch.dtype) -> tuple[float, ...]:
     rates = []
     numbers = weights[0].in_features * weights[0].out_features
     for rows in ROWS:
         x = torch.randn(rows, weights[0].in_features, dtype=dtype)
         used = weights if rows < 1024 else weights[:8]  # large products need no company to be slow
 
-        def run(x: torch.Tensor = x, used: Sequence[Matrix] = used) -> object:
+        def run(x: torch.Tensor = x, used: Sequence[Linear] = used) -> object:
             return [weight.multiply(x) for weight in used]
 
         rates.append(len(used) * 2 * rows * numbers / typical(run, 5))

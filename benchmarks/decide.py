@@ -19,11 +19,11 @@ from typing import Any
 from benchmarks import record
 from benchmarks.held_out_text import SOURCES, documents
 from dgemma import LanguageModel, load
-from dgemma.canvas.calibration import Calibration, Labelled, expected_calibration_error, fit
-from dgemma.canvas.rounds import drive
-from dgemma.canvas.slots import Part, Slot, read_slots
 from dgemma.sudoku.puzzles import held_out
 from dgemma.sudoku.tokens import BOS, PROMPT_LEN, VOCABULARY, pins, to_text
+from dgemma.tasks.calibration import Calibration, Labelled, expected_calibration_error, fit
+from dgemma.tasks.rounds import drive
+from dgemma.tasks.slots import Part, Slot, read_slots
 
 WAYS = ((1, 1), (1, 4), (2, 1), (4, 1), (8, 1))
 
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--puzzles", type=int, default=100, help="hard ones (default: 100)")
     parser.add_argument("--passages", type=int, default=150, help="in all (default: 150)")
     args = parser.parse_args()
+    documents(sources=SOURCES)  # what is lacking is named before the long part
     lm = load("bundled:sudoku", dtype="float32")
     sudoku = {
         f"{steps} steps, {draws} draws": measured(cells(lm, args.puzzles, steps, draws))
@@ -57,7 +58,9 @@ def cells(lm: LanguageModel, count: int, steps: int, draws: int) -> list[list[La
         parts: list[Part] = []
         for _, pin in sorted(pins(puzzle.clues).items()):
             parts.append((pin,) if isinstance(pin, int) else Slot(tuple((word,) for word in pin)))
-        read = drive(read_slots(lm.workbench(seed=number), prompt, parts, steps=steps, draws=draws), lm._ask)
+        read = drive(
+            read_slots(lm._task_context(seed=number), prompt, parts, steps=steps, draws=draws), lm._ask
+        )
         empty = [cell for cell, clue in enumerate(puzzle.clues.cells) if clue == "."]
         right = [int(puzzle.solution.cells[cell]) for cell in empty]
         found.append([(p, digits.index(r)) for p, r in zip(read.probabilities, right, strict=True)])
@@ -67,7 +70,7 @@ def cells(lm: LanguageModel, count: int, steps: int, draws: int) -> list[list[La
 def drawn_passages(count: int) -> list[tuple[str, str]]:
     """(source, text), as many of each source."""
     rng = random.Random(3)
-    texts = documents()
+    texts = documents(sources=SOURCES)
     found = []
     for number in range(count):
         source = sorted(SOURCES)[number % len(SOURCES)]
@@ -84,8 +87,8 @@ def sources(lm: LanguageModel, count: int, question: str) -> list[list[Labelled]
     labels = tuple(tuple(lm.tokenizer.encode(f" {SOURCES[name]}")) for name in names)
     end = tuple(lm.tokenizer.encode(".\n"))
     for number, (source, text) in enumerate(drawn_passages(count)):
-        bench = lm.workbench(seed=number)
-        prompt = bench.opening(lm.tokenizer.encode(text + question), room=bench.canvas_len)
+        bench = lm._task_context(seed=number)
+        prompt = bench.opening(lm.tokenizer.encode(text + question), reserve=bench.canvas_len)
         read = drive(read_slots(bench, prompt, [Slot(labels), end], steps=1, draws=4), lm._ask)
         found.append([(read.probabilities[0], names.index(source))])
     return found

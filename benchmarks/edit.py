@@ -23,10 +23,10 @@ from typing import Any
 from benchmarks import record
 from benchmarks.held_out_text import passages
 from dgemma import LanguageModel, load
-from dgemma.canvas.edit import EditOptions, edit
-from dgemma.canvas.rounds import drive
-from dgemma.canvas.workbench import canvas_of
-from dgemma.given import Given
+from dgemma.engine.request import PinnedTokens
+from dgemma.tasks.context import canvas_of
+from dgemma.tasks.edit import EditOptions, edit
+from dgemma.tasks.rounds import drive
 
 WORD = re.compile(r"[a-z]{4,}")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -37,7 +37,7 @@ class Spoilt:
     before: str
     right: str
     text: str  # with typos
-    behind: str
+    after: str
     typos: tuple[tuple[str, str, str], ...]  # kind, the word as it was, as it is
 
 
@@ -57,8 +57,8 @@ def main() -> None:
     rows: dict[str, list[dict[str, Any]]] = {"edit": [], "anew": [], "seed_canvas": []}
     for number, line in enumerate(spoilt_lines(lm, args.lines, args.seed), start=1):
         began = time.perf_counter()
-        bench = lm.workbench(seed=number)
-        found = drive(edit(bench, line.text, "", options, before=line.before, behind=line.behind), lm._ask)
+        bench = lm._task_context(seed=number)
+        found = drive(edit(bench, line.text, "", options, before=line.before, after=line.after), lm._ask)
         rows["edit"].append(judged(lm, line, found.text, found.forwards, time.perf_counter() - began))
         if not args.no_anew:
             for name, write in (("anew", written_anew), ("seed_canvas", from_seed_canvas)):
@@ -79,7 +79,7 @@ def spoilt_lines(lm: LanguageModel, count: int, seed: int) -> list[Spoilt]:
     rng = random.Random(seed)
     decode = lm.tokenizer.decode
     found: list[Spoilt] = []
-    for passage in passages(lm.tokenizer, [48] * count * 3, before=96, behind=32, seed=seed):
+    for passage in passages(lm.tokenizer, [48] * count * 3, before=96, after=32, seed=seed):
         right = decode(passage.inside)
         words = [match for match in WORD.finditer(right) if match.end() < len(right)]
         if not words or len(found) == count:
@@ -92,7 +92,7 @@ def spoilt_lines(lm: LanguageModel, count: int, seed: int) -> list[Spoilt]:
             typos.append((kind, match.group(), bad))
             at = match.end()
         found.append(
-            Spoilt(decode(passage.before), right, text + right[at:], decode(passage.behind), tuple(typos))
+            Spoilt(decode(passage.before), right, text + right[at:], decode(passage.after), tuple(typos))
         )
     return found
 
@@ -111,7 +111,7 @@ def spoil(word: str, rng: random.Random) -> tuple[str, str]:
 
 def written_anew(lm: LanguageModel, line: Spoilt, seed: int) -> tuple[str, int]:
     """The line asked for in a chat that shows it, written on a canvas of noise."""
-    bench = lm.workbench(seed=seed)
+    bench = lm._task_context(seed=seed)
     asked = f"Write this text again without its typos.\n\n{line.text}"
     prompt = tuple(lm.chat_template.render([{"role": "user", "content": asked}]))
     (answer,) = lm._ask([bench.answer(prompt, max_tokens=bench.canvas_len)])
@@ -120,13 +120,13 @@ def written_anew(lm: LanguageModel, line: Spoilt, seed: int) -> tuple[str, int]:
 
 def from_seed_canvas(lm: LanguageModel, line: Spoilt, seed: int) -> tuple[str, int]:
     """The spoilt line as the first canvas, all of it free, what follows pinned behind it."""
-    bench = lm.workbench(seed=seed)
-    old, behind = lm.tokenizer.encode(line.text), lm.tokenizer.encode(line.behind)
+    bench = lm._task_context(seed=seed)
+    old, after = lm.tokenizer.encode(line.text), lm.tokenizer.encode(line.after)
     old = old[: bench.canvas_len]
-    pinned = canvas_of(len(old), behind, bench.end_token, bench.canvas_len).fixed
-    prompt = bench.opening(lm.tokenizer.encode(line.before), room=bench.canvas_len)
-    given = Given(begin=dict(enumerate(old)), fixed=pinned)
-    (answer,) = lm._ask([bench.write(prompt, max_tokens=bench.canvas_len, given=given)])
+    pinned = canvas_of(len(old), after, bench.end_token, bench.canvas_len).fixed
+    prompt = bench.opening(lm.tokenizer.encode(line.before), reserve=bench.canvas_len)
+    given = PinnedTokens(begin=dict(enumerate(old)), fixed=pinned)
+    (answer,) = lm._ask([bench.write(prompt, max_tokens=bench.canvas_len, pinned=given)])
     return lm.tokenizer.decode(answer.tokens[: len(old)]), answer.forwards
 
 

@@ -74,7 +74,7 @@ def main() -> None:
     findings: dict[str, Any] = {"steps_per_canvas": STEPS, "canvas_len": GEOMETRY.canvas_len}
     with tempfile.TemporaryDirectory() as made:
         lm = made_model(Path(made) / "model", GEOMETRY, "bfloat16")
-        findings["parameters"] = sum(p.numel() for p in lm.stack.parameters())
+        findings["parameters"] = sum(p.numel() for p in lm.transformer.parameters())
         for name in args.parts:
             findings[name] = parts[name](lm, args.rounds)
             print(name, findings[name], flush=True)
@@ -104,7 +104,7 @@ def prompts_of(count: int, length: int, seed: int) -> list[list[int]]:
 
 
 def throughput(lm: LanguageModel, rounds: int) -> dict[str, Any]:
-    machine = measure_machine(lm.stack)
+    machine = measure_machine(lm.transformer)
     length = 32
     rates = {"product": machine.rates, "expert": machine.expert_rates}
     found: dict[str, Any] = {
@@ -131,7 +131,7 @@ def throughput(lm: LanguageModel, rounds: int) -> dict[str, Any]:
             tokens = sum(len(answer.tokens) for answer in answers)
             speeds.append(tokens / seconds)
             # Measured in the same minute as what it is compared with.
-            machine = measure_machine(lm.stack)
+            machine = measure_machine(lm.transformer)
             taken = statistics.mean(a.timings.denoise_s for a in answers) / STEPS
             shares.append(step_s(machine, lm.config, count, length) / taken)
             roofs.append(roofline_s(machine, lm.config, count) / taken)
@@ -166,9 +166,9 @@ def exact(lm: LanguageModel, rounds: int) -> dict[str, Any]:
 
 
 def flips(_: LanguageModel, rounds: int) -> dict[str, Any]:
-    """By default: of answers to paragraphs of our own pages, 16 at once, how many are the same alone."""
-    pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
-    paragraphs = [p for page in pages for p in page.read_text().split("\n\n") if 200 < len(p) < 800]
+    """By default: of answers to paragraphs of our own blocks, 16 at once, how many are the same alone."""
+    blocks = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+    paragraphs = [p for block in blocks for p in block.read_text().split("\n\n") if 200 < len(p) < 800]
     found = {}
     for dtype in ("float32", "bfloat16"):
         lm = load("bundled:text", dtype=dtype)

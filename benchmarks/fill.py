@@ -19,12 +19,12 @@ from typing import Any
 from benchmarks import record
 from benchmarks.held_out_text import Passage, passages
 from dgemma import LanguageModel, load
-from dgemma.canvas.borders import Borders
-from dgemma.canvas.fill import Filled, FillOptions, fill_between
-from dgemma.canvas.rounds import drive
+from dgemma.tasks.borders import Borders
+from dgemma.tasks.infill import Filled, FillOptions, fill_between
+from dgemma.tasks.rounds import drive
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 40)
-BEFORE, BEHIND, SCORED = 128, 60, 24
+BEFORE, AFTER, SCORED = 128, 60, 24
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
     lengths = [n for n in LENGTHS for _ in range(args.per_length * (args.short if n <= 3 else 1))]
     rows: list[dict[str, Any]] = []
     for number, passage in enumerate(
-        passages(lm.tokenizer, lengths, before=BEFORE, behind=BEHIND, seed=args.seed), start=1
+        passages(lm.tokenizer, lengths, before=BEFORE, after=AFTER, seed=args.seed), start=1
     ):
         rows.append(one_gap(lm, passage, number))
         print(f"{number} of {len(lengths)}: {rows[-1]}", flush=True)
@@ -60,18 +60,18 @@ def main() -> None:
 
 
 def one_gap(lm: LanguageModel, passage: Passage, seed: int) -> dict[str, Any]:
-    borders = Borders(before=passage.before, behind=passage.behind)
+    borders = Borders(before=passage.before, after=passage.after)
     length = len(passage.inside)
 
     def filled(options: FillOptions) -> tuple[Filled, float]:
         began = time.perf_counter()
-        found = drive(fill_between(lm.workbench(seed=seed), borders, options), lm._ask)
+        found = drive(fill_between(lm._task_context(seed=seed), borders, options), lm._ask)
         return found, time.perf_counter() - began
 
     chosen, seconds = filled(FillOptions())
     known, _ = filled(FillOptions(lengths=(length,)))
-    bench = lm.workbench(seed=seed)
-    context = bench.opening(passage.before, room=0)
+    bench = lm._task_context(seed=seed)
+    context = bench.opening(passage.before, reserve=0)
     greedy = lm.generate(
         context, max_tokens=length, decode="causal", temperature=0.0, ignore_end=True, seed=seed
     ).tokens
@@ -81,8 +81,8 @@ def one_gap(lm: LanguageModel, passage: Passage, seed: int) -> dict[str, Any]:
         "true_length": known.candidates[0].tokens,
         "left_to_right": greedy,
     }
-    behind = passage.behind[:SCORED]
-    scored = lm._ask([bench.score((*context, *gap, *behind), len(context)) for gap in texts.values()])
+    after = passage.after[:SCORED]
+    scored = lm._ask([bench.score((*context, *gap, *after), len(context)) for gap in texts.values()])
     return {
         "length": length,
         "chosen": len(texts["fill"]),
@@ -132,11 +132,11 @@ def cut_anywhere(lm: LanguageModel, count: int, seed: int) -> dict[str, Any]:
     """Gaps of one to four tokens' text, moved by a character or two: exact texts, healed and not."""
     hits = {"healed": 0, "not_healed": 0}
     for number, passage in enumerate(
-        passages(lm.tokenizer, [1, 2, 3, 4] * (count // 4), before=BEFORE, behind=BEHIND, seed=seed + 1)
+        passages(lm.tokenizer, [1, 2, 3, 4] * (count // 4), before=BEFORE, after=AFTER, seed=seed + 1)
     ):
-        before, inside, behind = map(lm.tokenizer.decode, (passage.before, passage.inside, passage.behind))
+        before, inside, after = map(lm.tokenizer.decode, (passage.before, passage.inside, passage.after))
         shift = 1 + number % 3
-        prefix, gap, suffix = before + inside[:shift], inside[shift:] + behind[:shift], behind[shift:]
+        prefix, gap, suffix = before + inside[:shift], inside[shift:] + after[:shift], after[shift:]
         for name, heal in (("healed", True), ("not_healed", False)):
             found = lm.fill(prefix, suffix, heal=heal, max_tokens=8, seed=number)
             hits[name] += found.text == gap
@@ -148,11 +148,11 @@ def prompted(lm: LanguageModel, count: int, seed: int) -> dict[str, Any]:
     hits = {"lengths": 0, "prompt": 0}
     nats: dict[str, list[float]] = {"lengths": [], "prompt": []}
     for number, passage in enumerate(
-        passages(lm.tokenizer, [1, 2, 3, 4] * (count // 4), before=48, behind=48, seed=seed + 2)
+        passages(lm.tokenizer, [1, 2, 3, 4] * (count // 4), before=48, after=48, seed=seed + 2)
     ):
-        before, inside, behind = map(lm.tokenizer.decode, (passage.before, passage.inside, passage.behind))
+        before, inside, after = map(lm.tokenizer.decode, (passage.before, passage.inside, passage.after))
         for name in ("lengths", "prompt"):
-            found = lm.fill(before, behind, method=name, max_tokens=8, seed=number, heal=False)
+            found = lm.fill(before, after, method=name, max_tokens=8, seed=number, heal=False)
             hits[name] += found.text == inside
             if found.candidates:
                 nats[name].append(found.candidates[0].per_token)

@@ -37,7 +37,7 @@ def main() -> None:
     answer = lm.generate(PROMPT, max_tokens=lm.config.canvas_len + 1, seed=0, **options)
     print(answer.steps, answer.timings, f"peak {peak_bytes() / 1e9:.2f} GB", flush=True)
     peak = peak_bytes()  # before the measuring below takes its own
-    machine = measure_machine(lm.stack)
+    machine = measure_machine(lm.transformer)
     taken = answer.timings.denoise_s / sum(answer.steps)
     predicted = step_s(machine, lm.config, 1, len(PROMPT))
     files = [file for file in Path(args.model).iterdir() if file.suffix == ".safetensors"]

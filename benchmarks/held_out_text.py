@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from dgemma.text.tokenizer import Tokenizer
 
 CORPUS = Path("data/text/held_out")
+REMEDY = (
+    "make the corpus with: apt install python3-doc linux-doc cmake-data; python -m recipes.text.make_corpus"
+)
 SOURCES = {"cmake-docs": "CMake", "kernel-docs": "the Linux kernel", "python-docs": "Python"}
 
 
@@ -20,22 +23,23 @@ class Passage:
     source: str  # the corpus it is of
     before: tuple[int, ...]
     inside: tuple[int, ...]
-    behind: tuple[int, ...]
+    after: tuple[int, ...]
 
 
-def documents(corpus: Path = CORPUS) -> dict[str, list[str]]:
-    """Texts by source."""
+def documents(corpus: Path = CORPUS, *, sources: Collection[str] = ()) -> dict[str, list[str]]:
+    """Texts by source. The corpus is not in the repository: exit if it lacks one of `sources`, or all."""
     found: dict[str, list[str]] = {}
     for file in sorted(corpus.rglob("*")):
         if file.is_file():
             found.setdefault(file.relative_to(corpus).parts[0], []).append(file.read_text(encoding="utf-8"))
-    if not found:
-        raise SystemExit(f"{corpus} is empty; make it with python -m recipes.text.make_corpus")
+    lacking = sorted(set(sources) - found.keys()) if found else ["documents"]
+    if lacking:
+        raise SystemExit(f"{corpus} has no {' and no '.join(lacking)}; {REMEDY}")
     return found
 
 
 def passages(
-    tokenizer: Tokenizer, lengths: list[int], *, before: int, behind: int, seed: int, corpus: Path = CORPUS
+    tokenizer: Tokenizer, lengths: list[int], *, before: int, after: int, seed: int, corpus: Path = CORPUS
 ) -> Iterator[Passage]:
     """One for each length, at a place drawn among all documents that are long enough."""
     rng = random.Random(seed)
@@ -45,7 +49,7 @@ def passages(
         while True:
             number = rng.randrange(len(texts))
             tokens = encoded.setdefault(number, tokenizer.encode(texts[number][1]))
-            room = len(tokens) - before - length - behind
+            room = len(tokens) - before - length - after
             if room > 0:
                 break
         at = before + rng.randrange(room)
@@ -53,5 +57,5 @@ def passages(
             texts[number][0],
             tuple(tokens[at - before : at]),
             tuple(tokens[at : at + length]),
-            tuple(tokens[at + length : at + length + behind]),
+            tuple(tokens[at + length : at + length + after]),
         )

@@ -75,7 +75,7 @@ def _poisonings(rounds: int) -> list[tuple[int, bool, str]]:
     for number in range(rounds):
         for point, stream in itertools.product(POINTS, (False, True)):
             # A prompt is kept before there are steps; what fails later does so in the middle of an answer.
-            after = 0 if point == "_keep" else (3, 0, 1)[number % 3]
+            after = 0 if point == "_store_encoded" else (3, 0, 1)[number % 3]
             found.append((poisoned_seed(point, after, number), stream, f"{point} {after}"))
     return found
 

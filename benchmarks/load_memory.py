@@ -16,8 +16,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from dgemma.checkpoint.census import take_census
 from dgemma.checkpoint.names import tensor_specs
+from dgemma.checkpoint.parameter_count import count_parameters
 from dgemma.checkpoint.presets import PRESETS, layers
 
 GEOMETRY = replace(
@@ -76,7 +76,7 @@ def make_checkpoint(path: Path, *, sparse: bool) -> None:
 
 
 def measure(path: Path, dtype: str) -> dict[str, object]:
-    census = take_census(GEOMETRY)
+    census = count_parameters(GEOMETRY)
     item = {"bfloat16": 2, "float32": 4}[dtype]
     size = census.total_parameters * item
     largest = max(spec.size for spec in tensor_specs(GEOMETRY)) * item

@@ -30,7 +30,7 @@ _PAGE_KB = os.sysconf("SC_PAGE_SIZE") / 1024
 
 # A poisoned seed says where its request fails, and behind how many steps of a canvas.
 POISON = 666_000_000
-POINTS = ("forward", "look", "_keep", "_tell")
+POINTS = ("forward", "sample", "_store_encoded", "_process_output")
 
 
 def poisoned_seed(point: str, after_steps: int, number: int) -> int:
@@ -61,7 +61,7 @@ class Served:
     async def in_use(self) -> dict[str, float]:
         """What must be nothing when nobody asks."""
         names = (
-            "dgemma_slots_in_use", "dgemma_kv_pages_in_use", "dgemma_requests_waiting",
+            "dgemma_slots_in_use", "dgemma_kv_blocks_in_use", "dgemma_requests_waiting",
             "dgemma_requests_in_progress",
         )  # fmt: skip
         return {name: value for name, value in (await self.metrics()).items() if name.startswith(names)}
@@ -124,12 +124,11 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def serve_poisoned() -> None:
     """As `dgemma.cli.serve` does it, with a fault in the engine."""
     from dgemma.cli import serve as command
-    from dgemma.cli.served_model import LoadOptions, open_service
-    from dgemma.cli.server_flags import LOAD_FLAGS, SERVER_FLAGS, read_flags
+    from dgemma.cli.server_options import LOAD_FLAGS, SERVER_FLAGS, LoadOptions, open_service, read_flags
     from dgemma.engine.async_engine import AsyncEngine
-    from dgemma.server.log import LOGGER, configure_log
+    from dgemma.server.http.log import LOGGER, configure_log
+    from dgemma.server.http.settings import Settings
     from dgemma.server.run import listen, serve
-    from dgemma.server.settings import Settings
 
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
@@ -139,15 +138,17 @@ def serve_poisoned() -> None:
     with listen(settings.host, settings.port) as listener:
         configure_log(sys.stderr)
         service, text = open_service(
-            BUNDLED, options, settings, queue_len=settings.queue_len, say=LOGGER.info
+            BUNDLED, options, settings, queue_len=settings.queue_len, log=LOGGER.info
         )
         assert isinstance(service, AsyncEngine)
         engine = service._engine
 
         def fault(point: str, numbers: Sequence[int]) -> None:
-            for one in (engine._answering[number] for number in numbers):
-                poison = one.request.seed - POISON
-                if poison >= 0 and POINTS[poison % 10] == point and one.steps >= poison // 10 % 100:
+            for sequence in map(engine._sequences.get, numbers):
+                if sequence is None:  # finished: a point after the last computation
+                    continue
+                poison = sequence.request.seed - POISON
+                if poison >= 0 and POINTS[poison % 10] == point and sequence.steps >= poison // 10 % 100:
                     raise RuntimeError(f"poison at {point}")
 
         engine._fault = fault

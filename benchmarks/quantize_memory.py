@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks import record
 from benchmarks.load_memory import GEOMETRY, make_checkpoint
 from dgemma.checkpoint.names import tensor_specs
-from dgemma.checkpoint.quantized.plan import NAMES
+from dgemma.checkpoint.quantized.quantization_config import NAMES
 
 CHILD = r"""
 import json, resource, sys, time

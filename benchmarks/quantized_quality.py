@@ -20,14 +20,13 @@ from typing import Any
 
 from benchmarks import record
 from dgemma.checkpoint.bundled import bundled_path
-from dgemma.checkpoint.quantized.original import from_checkpoint
-from dgemma.checkpoint.quantized.plan import NAMES, plan_of
-from dgemma.checkpoint.quantized.write import write_quantized
+from dgemma.checkpoint.quantized.quantization_config import NAMES, quantization_config_for
+from dgemma.checkpoint.quantized.writer import from_checkpoint, write_quantized
 from dgemma.checkpoint.source import open_checkpoint
 from dgemma.evaluation.likelihood import TokenPair, log_likelihoods
-from dgemma.evaluation.plan import Plan
 from dgemma.evaluation.quantized_report import compare, prompts_for
 from dgemma.evaluation.runner import Evaluation
+from dgemma.evaluation.task import EvaluationPlan
 from dgemma.evaluation.tasks.sudoku import SudokuTask
 from dgemma.language_model import LanguageModel, load
 from dgemma.sudoku.puzzles import BANDS
@@ -58,7 +57,7 @@ def make_models(directory: Path, which: str, dtype: str) -> dict[str, LanguageMo
     source = open_checkpoint(bundled_path(which))
     for name in NAMES:
         out = directory / f"{which}-{name}"
-        write_quantized(out, from_checkpoint(source), plan_of(name, source.config))
+        write_quantized(out, from_checkpoint(source), quantization_config_for(name, source.config))
         models[name] = load(out, dtype=dtype)
     models["int4, plain activations"] = load(
         directory / f"{which}-int4", dtype=dtype, round_activations=False
@@ -79,7 +78,7 @@ def distance(plain: LanguageModel, lm: LanguageModel, prompts: list[tuple[int, .
 def sudoku(plain: LanguageModel, lm: LanguageModel, limit: int, prompts: int) -> dict[str, Any]:
     found = distance(plain, lm, prompts_for(plain, SudokuTask("medium"), prompts))
     for band in BANDS:
-        evaluation = Evaluation(lm, SudokuTask(band), Plan(limit=limit, batch=50, seed=0))
+        evaluation = Evaluation(lm, SudokuTask(band), EvaluationPlan(limit=limit, batch=50, seed=0))
         for _ in evaluation.run():
             pass
         report = evaluation.report()

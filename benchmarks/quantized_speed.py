@@ -18,9 +18,8 @@ from benchmarks import record
 from benchmarks.cost_model import ROWS, measure_machine, step_s
 from benchmarks.engine_speed import GEOMETRY, HALF_WIDTH, STEPS, ask, made_model, prompts_of
 from dgemma.bench.timing import spread
-from dgemma.checkpoint.quantized.original import from_checkpoint
-from dgemma.checkpoint.quantized.plan import plan_of
-from dgemma.checkpoint.quantized.write import write_quantized
+from dgemma.checkpoint.quantized.quantization_config import quantization_config_for
+from dgemma.checkpoint.quantized.writer import from_checkpoint, write_quantized
 from dgemma.checkpoint.source import open_checkpoint
 from dgemma.language_model import LanguageModel, load
 
@@ -43,7 +42,7 @@ def main() -> None:
                 taken = answer.timings.denoise_s / STEPS
                 if not number:  # the first warms up
                     continue
-                machine = measure_machine(lm.stack)
+                machine = measure_machine(lm.transformer)
                 seconds[name].append(taken)
                 shares[name].append(step_s(machine, lm.config, 1, LENGTH) / taken)
                 rates[name] = {
@@ -75,7 +74,9 @@ def make_models(directory: Path, wide: bool) -> dict[str, LanguageModel]:
     models = {"bf16": made_model(plain, HALF_WIDTH if wide else GEOMETRY, "bfloat16")}
     for name in ("int8", "int4", "nvfp4"):
         source = open_checkpoint(plain)
-        write_quantized(directory / name, from_checkpoint(source), plan_of(name, source.config))
+        write_quantized(
+            directory / name, from_checkpoint(source), quantization_config_for(name, source.config)
+        )
         models[name] = load(directory / name)
     models["int4 decoded"] = load(directory / "int4", round_activations=False)
     return models

@@ -62,7 +62,7 @@ def main() -> None:
         {
             "what": f"one denoise forward, canvas {canvas_len}, context {args.context}, bf16; "
             "encode of the whole context",
-            "parameters": sum(p.numel() for p in plain.stack.parameters()),
+            "parameters": sum(p.numel() for p in plain.transformer.parameters()),
             "findings": findings,
         },
     )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks import record
-from dgemma.evaluation.report import Report, scores_of
+from dgemma.evaluation.report import EvaluationReport, scores_of
 from dgemma.evaluation.runner import evaluate
 from dgemma.evaluation.tasks.sudoku import SudokuTask
 from dgemma.language_model import LanguageModel, load
@@ -47,7 +47,7 @@ def main() -> None:
                 found[name] = {band: measured(model, band, options, args) for band in BANDS}
     findings = {
         "model": args.model,
-        "parameters": sum(p.numel() for p in lm.stack.parameters()),
+        "parameters": sum(p.numel() for p in lm.transformer.parameters()),
         "puzzles_per_band": args.limit,
         "ways": found,
     }
@@ -78,7 +78,7 @@ def measured(
     return figures
 
 
-def told(report: Report) -> dict[str, Any]:
+def told(report: EvaluationReport) -> dict[str, Any]:
     scores = {name: round(found.mean, 4) for name, found in report.scores.items()}
     interval = report.scores["exact"].interval
     by_clues = {

@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks import record
 from dgemma import LanguageModel, load
+from dgemma.engine.request import PinnedTokens
 from dgemma.events import Answer
-from dgemma.given import Given
 from dgemma.sudoku.grid import Grid
 from dgemma.sudoku.puzzles import BANDS, held_out
 from dgemma.sudoku.tokens import ANSWER_LEN, answered_cells, pins, solves, to_text
@@ -52,16 +52,16 @@ def measured(lm: LanguageModel, puzzles: list[Grid], way: str, batch: int) -> di
 
 
 def answered(lm: LanguageModel, puzzles: list[Grid], way: str, first_seed: int) -> list[Answer]:
-    bench = lm.workbench(max_tokens=ANSWER_LEN)
+    bench = lm._task_context(max_tokens=ANSWER_LEN)
     requests = []
     for number, puzzle in enumerate(puzzles):
         given = None
         if way != "free":
             known = pins(puzzle)
             fixed = {place: pin for place, pin in known.items() if isinstance(pin, int)}
-            given = Given.from_pins(known if way == "clues_and_digits" else fixed)
-        prompt = bench.opening(lm.tokenizer.encode(to_text(puzzle)), room=0)
-        request = bench.answer(prompt, max_tokens=ANSWER_LEN, given=given, seed=first_seed + number)
+            given = PinnedTokens.from_pins(known if way == "clues_and_digits" else fixed)
+        prompt = bench.opening(lm.tokenizer.encode(to_text(puzzle)), reserve=0)
+        request = bench.answer(prompt, max_tokens=ANSWER_LEN, pinned=given, seed=first_seed + number)
         requests.append(request)
     return lm._ask(requests)
 

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from benchmarks import record
-from dgemma.diffusion.noise import Use, place_at, random_tokens
-from dgemma.diffusion.step import Sampler, open_canvas, step
-from dgemma.evaluation.result import seed_of
-from dgemma.generation.parts import read_vocabulary, sampler_for
+from dgemma.engine.model_runner import scan_rows
+from dgemma.evaluation.results import seed_of
 from dgemma.language_model import LanguageModel, load
 from dgemma.params import GenerationParams
+from dgemma.sampling.rng import NoiseStream, noise_key, random_tokens
+from dgemma.sampling.sampler import Sampler, make_sampler, open_canvas, step
 from dgemma.sudoku.puzzles import BANDS, Puzzle, held_out
 from dgemma.sudoku.tokens import CELL_PLACES, VOCABULARY, to_text
 
@@ -59,9 +59,9 @@ def refine(
     prompts = [[2, *lm.tokenizer.encode(to_text(puzzle.clues))] for puzzle in puzzles]
     cache = lm.new_cache(batch=len(prompts))
     lm.encode(torch.tensor(prompts), cache)
-    place = place_at(list(seeds), [0] * len(seeds), [0] * len(seeds), lm.device)
+    place = noise_key(list(seeds), [0] * len(seeds), [0] * len(seeds), lm.device)
     words = lm.config.vocab_size
-    state = open_canvas(random_tokens(place, Use.OPEN, lm.config.canvas_len, words))
+    state = open_canvas(random_tokens(place, NoiseStream.OPEN, lm.config.canvas_len, words))
     free = torch.ones_like(state.canvas, dtype=torch.bool)
     ever = torch.zeros_like(free)
     everywhere = free
@@ -71,10 +71,10 @@ def refine(
         running = ~state.settled[:, None]
         left = (sampler.num_steps - state.steps).to(torch.int32)
         hidden = lm.denoise(state.canvas, cache, soft)
-        reading = read_vocabulary(lm, hidden, sampler.schedule(left, sampler.num_steps), place, params)
+        reading = scan_rows(lm, hidden, sampler.schedule(left, sampler.num_steps), place, params)
         # Frozen cells are judged with the others, or their share of the bound would go to unsure ones.
         accepted = sampler.accept(sampler.score(reading), everywhere) & free & running
-        noise = random_tokens(place, Use.RENOISE, lm.config.canvas_len, words)
+        noise = random_tokens(place, NoiseStream.RENOISE, lm.config.canvas_len, words)
         state = step(state, reading, noise, replace(sampler, accept=Given(accepted)), free)
         if frozen:
             free = free & ~accepted
@@ -82,11 +82,11 @@ def refine(
             state = replace(state, settled=state.settled | ~free.any(-1))
         # The step that settles a canvas commits its guess: what it accepts is never held.
         held = accepted & ~state.settled[:, None]
-        first = torch.where(held & ~ever, reading.drawn, first)
+        first = torch.where(held & ~ever, reading.sampled, first)
         ever = ever | held
         soft = reading.soft
         place = replace(place, step=place.step + 1)
-    return Refined(state.guess, first, ever, state.steps)
+    return Refined(state.argmax, first, ever, state.steps)
 
 
 def told(puzzles: Sequence[Puzzle], parts: Sequence[Refined]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=50)
     args = parser.parse_args()
     lm = load(args.model)
-    sampler = sampler_for(lm.generation_defaults)
+    sampler = make_sampler(lm.generation_defaults)
     found: dict[str, Any] = {}
     for band in BANDS:
         puzzles = held_out(band)[: args.limit]

@@ -23,13 +23,14 @@ import numpy as np
 import torch
 
 from benchmarks import record
+from benchmarks.held_out_text import REMEDY
 from benchmarks.kneser_ney import KneserNey
 from dgemma.evaluation.likelihood import TokenPair, log_likelihoods
 from dgemma.language_model import LanguageModel, load
 from dgemma.params import PRESETS
-from dgemma.training.canvases import CanvasSettings
-from dgemma.training.example import Example
-from dgemma.training.held_out import look_at_held_out
+from dgemma.training.data.canvases import CanvasSettings
+from dgemma.training.data.records import TrainingExample
+from dgemma.training.held_out import evaluate_held_out
 from dgemma.training.recipe import DataRecipe, Recipe
 from dgemma.training.recipe_file import read_recipe
 from dgemma.training.report import NOISE_LABELS, HeldOutReport, StepReport, read_log
@@ -50,6 +51,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=50, help="answers per preset")
     parser.add_argument("--suffix", default="", help="of the result file's name")
     args = parser.parse_args()
+    for part in ("held_out", "train", "chats/train.jsonl"):
+        if not (args.corpus / part).exists():
+            raise SystemExit(f"{args.corpus} has no {part}; {REMEDY}")
     lm = load(args.model)
     recipe = read_recipe("recipes/text/learn.yaml")
     assert recipe.held_out is not None
@@ -60,7 +64,7 @@ def main() -> None:
     num_bytes, num_tokens = sum(len(text.encode()) for text in held_out), sum(map(len, tokens))
     findings: dict[str, Any] = {
         "model": args.model,
-        "parameters": sum(p.numel() for p in lm.stack.parameters()),
+        "parameters": sum(p.numel() for p in lm.transformer.parameters()),
         "held_out": {"documents": len(held_out), "bytes": num_bytes, "tokens": num_tokens},
         "causal": told(causal_nats(lm, tokens), num_tokens, num_bytes),
         "ngrams": ngrams(lm, args.corpus, tokens, num_bytes, windows),
@@ -139,7 +143,7 @@ def ngrams(
     corpus: Path,
     texts: Sequence[Sequence[int]],
     num_bytes: int,
-    windows: Sequence[Example],
+    windows: Sequence[TrainingExample],
 ) -> list[dict[str, Any]]:
     """The baseline after growing parts of the training text, in a random order."""
     learned = learned_texts(corpus)
@@ -169,7 +173,7 @@ def ngrams(
     return found
 
 
-def window_nats(model: KneserNey, windows: Sequence[Example], start: list[int]) -> float:
+def window_nats(model: KneserNey, windows: Sequence[TrainingExample], start: list[int]) -> float:
     """-log p per supervised token of examples that the n-grams see as the model does: one by one."""
     nats: list[float] = []
     for example in windows:
@@ -187,7 +191,7 @@ def diffusion(lm: LanguageModel, path: Path, examples: int) -> dict[str, Any]:
     settings = CanvasSettings(
         canvas_len=lm.config.canvas_len, vocab_size=lm.config.vocab_size, fill_token=eos
     )
-    look = look_at_held_out(lm.stack, stream, settings, step=0, num_examples=examples, batch_len=32)
+    look = evaluate_held_out(lm.transformer, stream, settings, step=0, num_examples=examples, batch_len=32)
     by_noise = dict(
         zip(NOISE_LABELS, (round(v, 3) if v else v for v in look.diffusion_by_noise), strict=True)
     )

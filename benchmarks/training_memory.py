@@ -24,15 +24,14 @@ from dgemma.bench.memory import peak_growth_bytes
 from dgemma.checkpoint.load import place
 from dgemma.checkpoint.names import tensor_specs
 from dgemma.checkpoint.presets import PRESETS, layers
-from dgemma.checkpoint.quantized.original import from_random
-from dgemma.checkpoint.quantized.plan import plan_of
-from dgemma.checkpoint.quantized.write import write_quantized
+from dgemma.checkpoint.quantized.quantization_config import quantization_config_for
+from dgemma.checkpoint.quantized.writer import from_random, write_quantized
 from dgemma.checkpoint.random_weights import tokenizer_files
 from dgemma.language_model import LanguageModel, load
+from dgemma.model.attention import Rope
 from dgemma.model.config import ModelConfig
-from dgemma.model.rope import Rope
-from dgemma.model.stack import Stack
-from dgemma.training.example import Example, Span
+from dgemma.model.transformer import Transformer
+from dgemma.training.data.records import Span, TrainingExample
 from dgemma.training.memory import estimate_step, with_4bit_base
 from dgemma.training.recipe import DataRecipe, Recipe
 from dgemma.training.trainer import Trainer
@@ -43,7 +42,7 @@ CPU = torch.device("cpu")
 def random_model(config: ModelConfig) -> LanguageModel:
     """Cheap random numbers: one block of them over and over; speed and quality do not matter here."""
     block = (torch.randn(1 << 20) * 0.02).bfloat16()
-    stack = Stack(config, dtype=torch.bfloat16, device="meta")
+    stack = Transformer(config, dtype=torch.bfloat16, device="meta")
     for spec in tensor_specs(config):
         tensor = torch.empty(spec.shape, dtype=torch.bfloat16)
         if len(spec.shape) == 1:
@@ -64,15 +63,15 @@ def quantized_model(path: Path) -> LanguageModel:
 def write_int4(path: Path, config: ModelConfig) -> None:
     with tokenizer_files() as companions:
         original = from_random(config, seed=0, companions=companions)
-        write_quantized(path, original, plan_of("int4", config))
+        write_quantized(path, original, quantization_config_for("int4", config))
 
 
 def recipe_of(args: argparse.Namespace, config: ModelConfig, out: str) -> Recipe:
     tokens = torch.randint(config.vocab_size, (args.length,)).tolist()
-    example = Example(tuple(tokens), (Span(1, args.length),))
+    example = TrainingExample(tuple(tokens), (Span(1, args.length),))
     return Recipe(
         model="random", out=out, data=DataRecipe(records=[example], max_length=args.length), batch=args.batch,
-        steps=2, recompute=args.recompute, tensorboard=False,
+        steps=2, recompute=args.recompute,
     )  # fmt: skip
 
 

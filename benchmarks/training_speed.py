@@ -24,9 +24,10 @@ from dgemma.checkpoint.presets import layers
 from dgemma.checkpoint.random_weights import distribution
 from dgemma.language_model import LanguageModel
 from dgemma.model.config import LayerKind, ModelConfig, RopeShape
-from dgemma.model.stack import Stack
-from dgemma.training.canvases import make_batch
-from dgemma.training.example import Example, Span
+from dgemma.model.transformer import Transformer
+from dgemma.training.callbacks import TrainerCallback
+from dgemma.training.data.canvases import make_batch
+from dgemma.training.data.records import Span, TrainingExample
 from dgemma.training.objective import token_losses
 from dgemma.training.recipe import DataRecipe, Recipe
 from dgemma.training.report import StepReport
@@ -44,7 +45,7 @@ PROMPT, REPLY = 98, 82
 
 
 def random_model() -> LanguageModel:
-    stack = Stack(CONFIG, dtype=torch.bfloat16, device="cpu")
+    stack = Transformer(CONFIG, dtype=torch.bfloat16, device="cpu")
     generator = torch.Generator().manual_seed(0)
     for spec in tensor_specs(CONFIG):
         mean, std = distribution(spec)
@@ -56,27 +57,29 @@ def random_model() -> LanguageModel:
 class BareLoop:
     """What anyone would write first, compiled."""
 
-    def __init__(self, recipe: Recipe, examples: list[Example], trainer: Trainer, *, whole: bool) -> None:
-        self.stack = random_model().stack
-        self.stack.execution = training_execution(recipe, CONFIG, torch.device("cpu"))
-        self.stack.requires_grad_(True)
+    def __init__(
+        self, recipe: Recipe, examples: list[TrainingExample], trainer: Trainer, *, whole: bool
+    ) -> None:
+        self.transformer = random_model().transformer
+        self.transformer.execution = training_execution(recipe, CONFIG, torch.device("cpu"))
+        self.transformer.requires_grad_(True)
         self.losses = torch.compile(token_losses) if whole else token_losses
         if not whole:
-            for layer in self.stack.layers:
+            for layer in self.transformer.layers:
                 layer.compile(dynamic=False)
-        self.adam = torch.optim.AdamW(self.stack.parameters(), lr=1e-4, fused=True)
+        self.adam = torch.optim.AdamW(self.transformer.parameters(), lr=1e-4, fused=True)
         self.batch = make_batch(examples[: recipe.batch], range(recipe.batch), trainer.setup.canvases)
 
     def step(self) -> None:
-        losses = self.losses(self.stack, self.batch)
+        losses = self.losses(self.transformer, self.batch)
         (losses.diffusion.mean() + losses.encoder.mean()).backward()
-        torch.nn.utils.clip_grad_norm_(self.stack.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.transformer.parameters(), 1.0)
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
 
 
-class InTurn:
-    """A listener that runs the bare loop after each step, and keeps both times."""
+class InTurn(TrainerCallback):
+    """Runs the bare loop after each step, and records both times."""
 
     def __init__(self, bare: BareLoop, warmup: int) -> None:
         self.bare, self.warmup = bare, warmup
@@ -84,7 +87,7 @@ class InTurn:
         self.theirs: list[float] = []
         self.last = time.perf_counter()
 
-    def step(self, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         now = time.perf_counter()
         self.bare.step()
         after = time.perf_counter()
@@ -93,10 +96,6 @@ class InTurn:
             self.theirs.append(after - now)
         print(f"{report.step}: {now - self.last:.2f} s, bare {after - now:.2f} s", flush=True)
         self.last = after
-
-    def held_out(self, report: object) -> None: ...
-    def saved(self, step: int) -> None: ...
-    def note(self, text: str) -> None: ...
 
 
 def main() -> None:
@@ -107,7 +106,7 @@ def main() -> None:
     args = parser.parse_args()
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(CONFIG.vocab_size, (256, PROMPT + REPLY), generator=generator).tolist()
-    examples = [Example(tuple(row), (Span(PROMPT, PROMPT + REPLY),)) for row in tokens]
+    examples = [TrainingExample(tuple(row), (Span(PROMPT, PROMPT + REPLY),)) for row in tokens]
     warmup = 2
     with tempfile.TemporaryDirectory() as out:
         recipe = Recipe(

@@ -20,18 +20,17 @@ from torch import Tensor
 
 from benchmarks.record import write
 from dgemma.bench.timing import alternate, ratios, spread
-from dgemma.diffusion.block import BLOCK
-from dgemma.diffusion.noise import place_at
-from dgemma.diffusion.walk import Wishes, walk
-from dgemma.model.head import Head
-from dgemma.model.weight import PlainMatrix
+from dgemma.model.linear import PlainLinear
+from dgemma.model.transformer import Head
+from dgemma.sampling.rng import noise_key
+from dgemma.sampling.vocab_scan import BLOCK, ScanOptions, scan_vocab
 
 WORDS, POSITIONS = 262_144, 256
 
 
 def make(hidden_size: int) -> tuple[Head, Tensor]:
     torch.manual_seed(0)
-    matrix = PlainMatrix(WORDS, hidden_size, dtype=torch.bfloat16, device=torch.device("cpu"))
+    matrix = PlainLinear(WORDS, hidden_size, dtype=torch.bfloat16, device=torch.device("cpu"))
     for start in range(0, WORDS, 4096):  # in pieces: making the weights must not set the peak
         matrix.weight[start : start + 4096] = torch.randn(4096, hidden_size) * 0.1
     hidden = torch.randn(1, POSITIONS, hidden_size, dtype=torch.bfloat16)
@@ -39,9 +38,9 @@ def make(hidden_size: int) -> tuple[Head, Tensor]:
 
 
 def ours(head: Head, hidden: Tensor, tile: int = BLOCK, compiled: bool = False) -> Callable[[], Any]:
-    place = place_at([1], [0], [0], torch.device("cpu"))
-    wishes = Wishes(compiled=compiled)
-    return lambda: walk(hidden, head, torch.tensor([0.7]), place, wishes, tile=tile)
+    place = noise_key([1], [0], [0], torch.device("cpu"))
+    options = ScanOptions(compiled=compiled)
+    return lambda: scan_vocab(hidden, head, torch.tensor([0.7]), place, options, tile=tile)
 
 
 def fused(head: Head, hidden: Tensor) -> Callable[[], Any]:

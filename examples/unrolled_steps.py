@@ -76,9 +76,9 @@ def main(path: str) -> None:
 
     lm = base.with_adapter(ADAPTER)
     routes: list[Tensor] = []
-    for layer in lm.stack.layers:
+    for layer in lm.transformer.layers:
         layer.router.register_forward_hook(lambda _, __, out: routes.append(out[1].sort().values.flatten()))
-    factors = [p for p in lm.stack.parameters() if p.requires_grad]
+    factors = [p for p in lm.transformer.parameters() if p.requires_grad]
     check_gradient("adapter", lambda: rollout.loss(lm), factors, routes)
     check_gradient("what the first step sees", lambda: rollout.loss(lm), [start.requires_grad_()], routes)
 
@@ -86,7 +86,7 @@ def main(path: str) -> None:
     reached, ways = {}, {"one step": (1, False), "three steps, cut": (3, True), "three steps": (3, False)}
     for name, (steps, cut) in ways.items():
         lm = base.with_adapter(ADAPTER)  # one base carries as many as we like
-        optimizer = torch.optim.Adam([p for p in lm.stack.parameters() if p.requires_grad], lr=0.01)
+        optimizer = torch.optim.Adam([p for p in lm.transformer.parameters() if p.requires_grad], lr=0.01)
         for _ in range(30):
             optimizer.zero_grad()
             rollout.loss(lm, steps, cut=cut).backward()

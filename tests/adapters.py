@@ -36,7 +36,7 @@ def every_logit(lm: LanguageModel, case: Case) -> Tensor:
 def train(lm: LanguageModel, seed: int, size: float = 0.1) -> LanguageModel:
     """Numbers in `up` as training would leave them."""
     generator = torch.Generator().manual_seed(seed)
-    for name, factor in lora_parameters(lm.stack).items():
+    for name, factor in lora_parameters(lm.transformer).items():
         if name.endswith(".up"):
             factor.copy_(size * torch.randn(factor.shape, generator=generator))
     return lm

@@ -172,7 +172,7 @@ def duplicate_name_in_one_file(d: Path) -> str:
 def duplicate_name_across_files(d: Path) -> str:
     second = "model-00002-of-00002.safetensors"
     (d / second).write_bytes((d / FIRST).read_bytes())
-    return "stands in"
+    return "the shards are from different saves"
 
 
 @broken
@@ -214,7 +214,7 @@ def shape_of_text(d: Path) -> str:
 @broken
 def shape_transposed(d: Path) -> str:
     edit_header(d, lambda h: some_tensor(h).update(shape=some_tensor(h)["shape"][::-1]))
-    return "config.json asks for"
+    return "config.json requires"
 
 
 @broken
@@ -331,7 +331,8 @@ def extra_tensor(d: Path) -> str:
 def fewer_layers_than_weights(d: Path) -> str:
     kinds = ["full_attention"] * 2
     edit_config(d, lambda c: c["text_config"].update(num_hidden_layers=2, layer_types=kinds))
-    edit_config(d, lambda c: c["text_config"].pop("per_layer_config"))
+    for name in ("per_layer_config", "global_head_dim", "num_global_key_value_heads"):
+        edit_config(d, lambda c, name=name: c["text_config"].pop(name, None))
     return "do not belong together"
 
 

@@ -21,21 +21,21 @@ import torch
 from dgemma.checkpoint.load import place
 from dgemma.checkpoint.names import tensor_specs
 from dgemma.checkpoint.random_weights import distribution
-from dgemma.engine.async_engine import AsyncEngine, Told
-from dgemma.engine.capacity import window_pages_of
+from dgemma.engine.async_engine import AsyncEngine, StepOutputs
 from dgemma.engine.engine import Engine
-from dgemma.engine.memory import Holding, Memory
-from dgemma.engine.prefix import KeyChain
-from dgemma.engine.scheduler import Limits
-from dgemma.engine.service import Accepted, BusyError, EngineEvent, EngineRequest, EngineStats, ServedModel
+from dgemma.engine.kv_cache_manager import BlockTable, KVCacheManager, max_window_blocks
+from dgemma.engine.model_runner import scan_rows
+from dgemma.engine.prefix_cache import BlockHashChain
+from dgemma.engine.request import EngineRequest, ValidatedRequest
+from dgemma.engine.scheduler import SchedulerConfig
+from dgemma.engine.service import Accepted, BusyError, EngineEvent, EngineStats, ServedModel
 from dgemma.errors import DgemmaError
 from dgemma.events import Answer
-from dgemma.generation.parts import read_vocabulary
 from dgemma.language_model import LanguageModel
 from dgemma.model.config import LayerKind, LayerShape, ModelConfig, RopeShape
 from dgemma.model.execution import Execution
 from dgemma.model.lora import LoraSettings, attach, lora_parameters
-from dgemma.model.stack import Stack
+from dgemma.model.transformer import Transformer
 from dgemma.params import GenerationParams
 from dgemma.text.tokenizer import Tokenizer
 from plain_answer import Read, plain_answer
@@ -47,18 +47,25 @@ CONFIG = ModelConfig(
     rope={kind: RopeShape(theta=1e4, rotated_share=1.0) for kind in LayerKind},
     num_experts=2, experts_per_token=1, expert_size=8, norm_eps=1e-6, logit_cap=30.0,
 )  # fmt: skip
-BLOCK = 8
+ENCODE_BLOCK = 8
 LONGEST = 24  # tokens that a context of the questions below may hold
 QUESTIONS = 48
-POINTS = ("forward", "look", "_keep", "_tell", "_expire")  # where the engine lets a test raise
+BATCH_POINTS = ("forward", "sample")  # where the engine lets a test raise: for several requests at a time,
+POINTS = (
+    *BATCH_POINTS,
+    "_store_encoded",
+    "_process_output",
+    "_expire",
+)  # and for one; each before it computes, and after
+DONE = "_done"  # the suffix of a point after computing
 QUIET_S = 1000.0  # by then everything has come to rest
 
 
 @cache
 def tiny_models() -> dict[str | None, LanguageModel]:
     """The smallest model that has all parts, alone and under an adapter; exact, so that company is unseen."""
-    execution = Execution(exact=True, encode_block=BLOCK, expert_tile=4)
-    stack = Stack(CONFIG, dtype=torch.float32, device="cpu", execution=execution)
+    execution = Execution(exact=True, encode_block=ENCODE_BLOCK, expert_tile=4)
+    stack = Transformer(CONFIG, dtype=torch.float32, device="cpu", execution=execution)
     generator = torch.Generator().manual_seed(1)
     for spec in tensor_specs(CONFIG):
         mean, spread = distribution(spec)
@@ -76,8 +83,10 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_directory(str(resources.files("dgemma") / "data" / "tokenizer"))
 
 
-def make_engine(memory: Memory, limits: Limits, kind: type[Engine] = Engine, **options: Any) -> Engine:
-    stacks = {name: lm.stack for name, lm in tiny_models().items()}
+def make_engine(
+    memory: KVCacheManager, limits: SchedulerConfig, kind: type[Engine] = Engine, **options: Any
+) -> Engine:
+    stacks = {name: lm.transformer for name, lm in tiny_models().items()}
     return kind(stacks, memory, limits, tokenizer=tokenizer(), **options)
 
 
@@ -116,6 +125,20 @@ def question(number: int) -> EngineRequest:
     )
 
 
+@cache
+def alike_questions() -> tuple[int, ...]:
+    """Questions whose canvases take several steps and are sampled in one batch: they share their options."""
+    several = [n for n in range(QUESTIONS) if max(answer_alone(question(n)).steps, default=0) > 1]
+    groups: dict[Any, list[int]] = {}
+    for number in several:
+        asked = question(number)
+        params = asked.params
+        narrow = (params.temperature > 0, params.top_k, params.logprobs)
+        options = (narrow, bool(asked.logit_bias), asked.adapter)
+        groups.setdefault(options, []).append(number)
+    return tuple(max(groups.values(), key=len))
+
+
 def answer_alone(request: EngineRequest) -> Answer:
     """What the plain twin says, in no hurry and with nobody beside it."""
     free = replace(request, params=replace(request.params, deadline_s=None), id="", drafts=False, priority=0)
@@ -124,12 +147,12 @@ def answer_alone(request: EngineRequest) -> Answer:
 
 @cache
 def _answer_alone(request: EngineRequest) -> Answer:
-    read: Read = read_vocabulary
+    read: Read = scan_rows
     if request.logit_bias:
         bias = torch.zeros(1, CONFIG.vocab_size)
         for word, value in request.logit_bias:
             bias[0, word] = value
-        read = partial(read_vocabulary, bias=bias)
+        read = partial(scan_rows, bias=bias)
     lm = tiny_models()[request.adapter]
     return plain_answer(
         lm, request.prompt, seed=request.seed, params=request.params, tokenizer=tokenizer(), read=read
@@ -188,7 +211,7 @@ class Fault:
 @dataclass
 class Scenario:
     memory: dict[str, Any]  # what Memory is made of
-    limits: Limits
+    limits: SchedulerConfig
     clients: list[Client]
     faults: dict[str, Fault] = field(default_factory=dict)  # by the client's name
     max_waiting: int = 8
@@ -204,22 +227,23 @@ class Life:
     trace: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    repeated: set[str] = field(default_factory=set)  # clients whose part of a batch was computed again
     stats: EngineStats = field(default_factory=EngineStats)  # when all was quiet
 
 
-class _Memory(Memory):
+class _Memory(KVCacheManager):
     num_full = 0  # times that there was no room for a sequence
-    num_let_go = 0  # pages of earlier prompts
+    num_let_go = 0  # blocks of earlier prompts
 
-    def open(self, chain: KeyChain, num_tokens: int, reusable: int) -> Holding | None:
-        found = super().open(chain, num_tokens, reusable)
+    def allocate(self, chain: BlockHashChain, num_tokens: int, reusable: int) -> BlockTable | None:
+        found = super().allocate(chain, num_tokens, reusable)
         self.num_full += found is None
         return found
 
-    def grow(self, holding: Holding, length: int) -> None:
-        kept = len(self.index)
-        super().grow(holding, length)
-        self.num_let_go += kept - len(self.index)
+    def extend(self, table: BlockTable, length: int) -> None:
+        kept = len(self.prefix_cache)
+        super().extend(table, length)
+        self.num_let_go += kept - len(self.prefix_cache)
 
 
 class _Engine(Engine):
@@ -228,9 +252,12 @@ class _Engine(Engine):
     in_step = False
     names: dict[int, str]
     problems: list[str]
+    on_add: Callable[[str], None]
 
-    def add(self, request: EngineRequest, *, arrived: float | None = None) -> int:
-        number = super().add(request, arrived=arrived)
+    def add(self, validated: ValidatedRequest, *, arrived: float | None = None) -> int:
+        request = validated.request
+        self.on_add(request.id)
+        number = super().add(validated, arrived=arrived)
         self.names[number] = request.id
         self._must_rest(f"{request.id} was added")
         return number
@@ -246,38 +273,43 @@ class _Engine(Engine):
 
 def random_scenario(seed: int) -> Scenario:
     rng = random.Random(seed)
-    page_len = rng.choice((2, 4, 8))
-    pages, window_pages = -(-LONGEST // page_len), window_pages_of(CONFIG.window, page_len)
+    block_size = rng.choice((2, 4, 8))
+    blocks, window_blocks = -(-LONGEST // block_size), max_window_blocks(CONFIG.window, block_size)
     memory = {
-        "page_len": page_len,
-        "full_pages": pages + rng.randint(0, pages // 2),
-        "window_pages": window_pages + rng.randint(0, 2 * window_pages),
-        "most_gathered": rng.choice((None, LONGEST + rng.randint(0, LONGEST))),
+        "block_size": block_size,
+        "full_blocks": blocks + rng.randint(0, rng.choice((blocks // 2, 3 * blocks))),
+        "window_blocks": window_blocks + rng.randint(0, 2 * window_blocks),
+        "max_gathered": rng.choice((None, LONGEST + rng.randint(0, LONGEST))),
         "reuse": rng.random() < 0.8,
     }
-    limits = Limits(
-        slots=rng.choice((1, 2, 3, 4, 4)),
-        piece=rng.choice((8, 16)),
-        block=BLOCK,
+    limits = SchedulerConfig(
+        max_num_seqs=rng.choice((1, 2, 3, 4, 4)),
+        chunk_size=rng.choice((8, 16)),
+        encode_block=ENCODE_BLOCK,
         patience_s=rng.choice((0.1, 10.0)),
     )
-    clients = [_random_client(rng, f"client {number}") for number in range(rng.randint(5, 12))]
+    # Alike ones share every batch: there a fault of one may touch the others.
+    questions = alike_questions() if rng.random() < 0.4 else range(QUESTIONS)
+    clients = [_random_client(rng, f"client {number}", questions) for number in range(rng.randint(5, 12))]
     faults: dict[str, Fault] = {}
     for client in rng.sample(clients, rng.randint(0, 3)):
-        point = rng.choice(("forward", "look", *POINTS))
+        point = rng.choice((*BATCH_POINTS, *POINTS, "add"))
+        passing = point in BATCH_POINTS and rng.random() < 0.5
+        visit = 0 if passing or point in ("_expire", "add") else rng.randrange(3)
         if point == "_expire":
             hurried = replace(client.request.params, deadline_s=rng.uniform(0.0, 0.5))
             client.request = replace(client.request, params=hurried)
-        passing = point in ("forward", "look") and rng.random() < 0.5
+        point += DONE if point != "add" and rng.random() < 0.5 else ""
         faults[client.name] = Fault(
             point,
-            visit=0 if passing or point == "_expire" else rng.randrange(3),
+            visit=visit,
             passing=passing,
             error=rng.choice((RuntimeError, AssertionError, KeyError, MemoryError))(f"at {point}"),
         )
-    if rng.random() < 0.1:  # an unsteady device
-        point = rng.choice(("forward", "look"))
-        faults |= {client.name: Fault(point, passing=True) for client in clients if client.name not in faults}
+    if rng.random() < 0.4:  # an unsteady device
+        for client in clients:
+            point = rng.choice(BATCH_POINTS) + rng.choice(("", DONE))
+            faults.setdefault(client.name, Fault(point, visit=rng.randrange(3), passing=True))
     return Scenario(
         memory=memory,
         limits=limits,
@@ -289,9 +321,9 @@ def random_scenario(seed: int) -> Scenario:
     )
 
 
-def _random_client(rng: random.Random, name: str) -> Client:
+def _random_client(rng: random.Random, name: str, questions: Sequence[int]) -> Client:
     request = replace(
-        question(rng.randrange(QUESTIONS)),
+        question(rng.choice(questions)),
         id=name,
         drafts=rng.random() < 0.3,
         priority=rng.choice((0, 0, 0, -1, 5)),
@@ -346,6 +378,7 @@ class World:
         assert isinstance(engine, _Engine)
         self.engine = engine
         engine.names, engine.problems = {}, life.problems
+        engine.on_add = lambda name: self.strike("add", [name])
         self.service = serve(
             engine, max_waiting=scenario.max_waiting, run_step=self.run_step, clock=loop.time
         )
@@ -369,19 +402,23 @@ class World:
 
     def fault(self, point: str, numbers: Sequence[int]) -> None:
         """What the engine calls where something may go wrong. Computing takes its time, in place."""
-        names = [self.engine.names[number] for number in numbers]
         if point == "forward":
             self.loop.now += self.rng.uniform(0.0, 0.05)
+        self.strike(point, [self.engine.names[number] for number in numbers])
+
+    def strike(self, point: str, names: Sequence[str]) -> None:
         for name in names:
             fault = self.scenario.faults.get(name)
             if fault is not None and fault.happens(point, len(names)):
                 self.note(f"{point} fails for {', '.join(names)}")
                 self.life.counts["failed in company"] += len(names) > 1
+                self.life.counts[f"raised {'after' if point.endswith(DONE) else 'before'} computing"] += 1
+                self.life.repeated |= {*names} if len(names) > 1 else set()
                 raise fault.error
 
-    async def run_step(self, step: Callable[[], Told]) -> Told:
+    async def run_step(self, step: Callable[[], StepOutputs]) -> StepOutputs:
         self.engine.in_step = True
-        for number in self.engine._answering:
+        for number in self.engine._sequences:
             if self.engine.names[number] in self.departed:
                 self.problem(f"{self.engine.names[number]} is gone, and still has a part in a step")
         await asyncio.sleep(self.rng.choice((0.0, self.rng.uniform(0.0, 0.05))))
@@ -415,8 +452,8 @@ class World:
         await self.service.drain(QUIET_S)
         await self.service.close()
         self.life.problems += self.loop.leftovers()
-        self.life.counts["wait for pages"] += self.memory.num_full
-        self.life.counts["page let go"] += self.memory.num_let_go
+        self.life.counts["wait for blocks"] += self.memory.num_full
+        self.life.counts["block let go"] += self.memory.num_let_go
 
     async def drain(self, when: float, timeout_s: float) -> None:
         await asyncio.sleep(when)
@@ -480,11 +517,11 @@ class World:
         service = self.service
         if stats.failure is not None:
             return  # a dead engine gives nothing back
-        used = (stats.slots_used, stats.full_pages_used, stats.window_pages_used, stats.num_waiting)
+        used = (stats.slots_used, stats.full_blocks_used, stats.window_blocks_used, stats.num_waiting)
         if any(used):
             self.problem(f"somebody left something behind: {stats}")
         # Who leaves behind the end of a drain finds nobody to tell.
-        gone = service._gone if service._task is None or not service._task.done() else []
+        gone = service._left if service._task is None or not service._task.done() else []
         if service._callers or service._new or gone:
             self.problem(f"forgotten: {service._callers}, {service._new}, {gone}")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dgemma.model.weight import ALL, Matrix, PlainMatrix
+from dgemma.model.linear import ALL, Linear, PlainLinear
 
 
-class Int8Matrix(Matrix):
-    def __init__(self, plain: PlainMatrix) -> None:
+class Int8Matrix(Linear):
+    def __init__(self, plain: PlainLinear) -> None:
         super().__init__()
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.scale = nn.Buffer(plain.weight.abs().amax(1, keepdim=True) / 127)

@@ -48,9 +48,9 @@ def _directory() -> Path:
 
 def _downloaded() -> Path:
     """The archive of the version that is installed."""
-    asked = f"jsonschema=={version('jsonschema')}"
+    requirement = f"jsonschema=={version('jsonschema')}"
     options = ["--quiet", "--no-deps", "--no-binary", "jsonschema", "--dest", str(_BUILD)]
-    subprocess.run([sys.executable, "-m", "pip", "download", *options, asked], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "download", *options, requirement], check=True)
     return next(_BUILD.glob("jsonschema-*.tar.gz"))
 
 

@@ -20,14 +20,14 @@ from dgemma.checkpoint.names import tensor_specs
 from dgemma.language_model import LanguageModel
 from dgemma.model.config import ModelConfig
 from dgemma.model.execution import Execution
-from dgemma.model.stack import Stack
+from dgemma.model.transformer import Transformer
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
-    """One tiny geometry. `text` overrides the defaults below."""
+    """One tiny geometry. `text` overrides the defaults below. Hashed by identity."""
 
     name: str
     text: dict[str, Any] = field(default_factory=dict)
@@ -96,6 +96,45 @@ CASES = [
 
 
 def make_oracle(case: Case) -> DiffusionGemmaForBlockDiffusion:
+    """One per geometry and process, for tests that only read it; `new_oracle` may be changed."""
+    return shared(new_oracle, case)
+
+
+def calm_oracle(case: Case) -> DiffusionGemmaForBlockDiffusion:
+    """Shared as above, with weights on which rounding does not grow from step to step."""
+    return shared(new_calm_oracle, case)
+
+
+_SHARED: dict[Any, tuple[DiffusionGemmaForBlockDiffusion, list[Any]]] = {}
+
+
+def shared(make: Any, case: Case) -> DiffusionGemmaForBlockDiffusion:
+    if (make, case) not in _SHARED:
+        oracle = make(case)
+        _SHARED[make, case] = oracle, versions(oracle)
+    oracle, made = _SHARED[make, case]
+    assert versions(oracle) == made, f"a test changed the shared oracle of {case.name!r}"
+    torch.manual_seed(case.seed)  # the first caller and the last find the same random state
+    return oracle
+
+
+def versions(oracle: DiffusionGemmaForBlockDiffusion) -> list[Any]:
+    """Changes with any write to a parameter, any cast and any wrapper."""
+    return [(name, tensor.dtype, tensor._version) for name, tensor in oracle.named_parameters()]
+
+
+def new_calm_oracle(case: Case) -> DiffusionGemmaForBlockDiffusion:
+    oracle = new_oracle(case)
+    with torch.no_grad():
+        for name, tensor in oracle.named_parameters():
+            if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
+                tensor *= 0.5  # at 0.2 nine of ten tokens would copy the noise they started from
+            if name.endswith("self_conditioning.down_proj.weight"):
+                tensor *= 0.3
+    return oracle
+
+
+def new_oracle(case: Case) -> DiffusionGemmaForBlockDiffusion:
     """A random oracle in fp32 whose rounding noise stays far below any real mistake."""
     torch.manual_seed(case.seed)
     model = DiffusionGemmaForBlockDiffusion(
@@ -107,18 +146,6 @@ def make_oracle(case: Case) -> DiffusionGemmaForBlockDiffusion:
     ).eval()
     randomize(model, case)
     return model
-
-
-def calm_oracle(case: Case) -> DiffusionGemmaForBlockDiffusion:
-    """Weights on which rounding does not grow from step to step."""
-    oracle = make_oracle(case)
-    with torch.no_grad():
-        for name, tensor in oracle.named_parameters():
-            if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
-                tensor *= 0.5  # at 0.2 nine of ten tokens would copy the noise they started from
-            if name.endswith("self_conditioning.down_proj.weight"):
-                tensor *= 0.3
-    return oracle
 
 
 def tiny_vision_config() -> Gemma4VisionConfig:
@@ -167,11 +194,11 @@ def make_ours(
 ) -> LanguageModel:
     """Our stack with the oracle's weights."""
     config = ModelConfig.from_json(oracle.config.to_dict())
-    stack = Stack(config, dtype=dtype, device="cpu", execution=execution)
+    transformer = Transformer(config, dtype=dtype, device="cpu", execution=execution)
     state = oracle.state_dict()
     for spec in tensor_specs(config):
-        place(stack, spec.path, state[spec.name].clone().to(dtype))
-    return LanguageModel(stack)
+        place(transformer, spec.path, state[spec.name].clone().to(dtype))
+    return LanguageModel(transformer)
 
 
 def oracle_cache(oracle: DiffusionGemmaForBlockDiffusion) -> DynamicCache:

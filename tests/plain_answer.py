@@ -9,19 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dgemma.diffusion.noise import Place, Use, place_at, random_tokens
-from dgemma.diffusion.reading import Reading
-from dgemma.diffusion.step import Sampler, open_canvas, step
-from dgemma.engine.looking import CAUSAL_STEP
+from dgemma.engine.model_runner import CAUSAL_STEP, log_probs, scan_rows
+from dgemma.engine.output import OutputBuilder
+from dgemma.engine.request import resolve_max_tokens
 from dgemma.events import Answer, Timings
-from dgemma.generation.job import most_tokens
-from dgemma.generation.parts import log_probs, read_vocabulary, sampler_for
-from dgemma.generation.writer import AnswerWriter
 from dgemma.params import GenerationParams
+from dgemma.sampling.rng import NoiseKey, NoiseStream, noise_key, random_tokens
+from dgemma.sampling.sampler import Sampler, make_sampler, open_canvas, step
+from dgemma.sampling.vocab_scan import VocabScan
 from dgemma.text.tokenizer import Tokenizer
 
-Noise = Callable[[Place, Use, int, int], Tensor]
-Read = Callable[[Any, Tensor, Tensor, Place | None, GenerationParams], Reading]
+Noise = Callable[[NoiseKey, NoiseStream, int, int], Tensor]
+Read = Callable[[Any, Tensor, Tensor, NoiseKey | None, GenerationParams], VocabScan]
 
 
 @torch.inference_mode()
@@ -34,25 +33,27 @@ def plain_answer(
     tokenizer: Tokenizer | None = None,
     sampler: Sampler | None = None,
     noise: Noise = random_tokens,
-    read: Read = read_vocabulary,
+    read: Read = scan_rows,
 ) -> Answer:
-    sampler = sampler or sampler_for(params)
-    max_tokens = most_tokens(model.config, len(prompt), params.max_tokens)
-    writer = AnswerWriter(row=0, seed=seed, max_tokens=max_tokens, params=params, tokenizer=tokenizer)
+    sampler = sampler or make_sampler(params)
+    max_tokens = resolve_max_tokens(model.config, len(prompt), params.max_tokens)
+    writer = OutputBuilder(row=0, seed=seed, max_tokens=max_tokens, params=params, tokenizer=tokenizer)
     cache = model.new_cache(1)
     hidden = model.encode(torch.tensor([prompt]), cache)
     while writer.reason is None:
         if params.decode == "causal":
-            place = place_at([seed], [writer.canvas], [CAUSAL_STEP], model.device)
+            place = noise_key([seed], [writer.canvas], [CAUSAL_STEP], model.device)
             heat = torch.tensor([params.temperature or 1.0])
-            reading = read(model.stack, hidden[:, -1:], heat, place if params.temperature else None, params)
-            tokens, steps = reading.drawn[0].tolist(), 0
+            scan = read(
+                model.transformer, hidden[:, -1:], heat, place if params.temperature else None, params
+            )
+            tokens, steps = scan.sampled[0].tolist(), 0
         else:
-            tokens, steps, reading = _refined(model, cache, writer, params, sampler, noise, read)
-        likeliest = log_probs(reading)
+            tokens, steps, scan = _refined(model, cache, writer, params, sampler, noise, read)
+        top_k = log_probs(scan)
         words = None
-        if likeliest is not None:
-            pairs = zip(likeliest.words[0].tolist(), likeliest.logits[0].tolist(), strict=True)
+        if top_k is not None:
+            pairs = zip(top_k.tokens[0].tolist(), top_k.logits[0].tolist(), strict=True)
             # A truncation may leave fewer words than were asked for.
             words = [tuple(p for p in zip(*pair, strict=True) if p[1] > -math.inf) for pair in pairs]
         writer.commit(tokens, steps=steps, logprobs=words)
@@ -64,21 +65,21 @@ def plain_answer(
 def _refined(
     model: Any,
     cache: Any,
-    writer: AnswerWriter,
+    writer: OutputBuilder,
     params: GenerationParams,
     sampler: Sampler,
     noise: Noise,
     read: Read,
-) -> tuple[list[int], int, Reading]:
+) -> tuple[list[int], int, VocabScan]:
     size = (model.config.canvas_len, model.config.vocab_size)
-    place = place_at([writer.seed], [writer.canvas], [0], model.device)
-    state, soft, number = open_canvas(noise(place, Use.OPEN, *size)), None, 0
+    place = noise_key([writer.seed], [writer.canvas], [0], model.device)
+    state, soft, number = open_canvas(noise(place, NoiseStream.OPEN, *size)), None, 0
     while not state.settled:
-        place = place_at([writer.seed], [writer.canvas], [number], model.device)
+        place = noise_key([writer.seed], [writer.canvas], [number], model.device)
         left = (sampler.num_steps - state.steps).to(torch.int32)
         hidden = model.denoise(state.canvas, cache, soft)
         draws = place if params.temperature > 0 else None
-        reading = read(model.stack, hidden, sampler.schedule(left, sampler.num_steps), draws, params)
-        state = step(state, reading, noise(place, Use.RENOISE, *size), sampler)
-        soft, number = reading.soft, number + 1
-    return state.guess[0].tolist(), number, reading
+        scan = read(model.transformer, hidden, sampler.schedule(left, sampler.num_steps), draws, params)
+        state = step(state, scan, noise(place, NoiseStream.RENOISE, *size), sampler)
+        soft, number = scan.soft, number + 1
+    return state.argmax[0].tolist(), number, scan

@@ -11,15 +11,12 @@ import torch
 from torch import Tensor
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import EntropyBoundSamplerConfig
 
-from dgemma.diffusion.acceptance import EntropyBound
-from dgemma.diffusion.reading import Reading, read_dense, scale
-from dgemma.diffusion.schedule import LinearSchedule
-from dgemma.diffusion.step import Sampler
-from dgemma.diffusion.stopping import StableAndConfident
 from dgemma.events import Answer
 from dgemma.language_model import LanguageModel
 from dgemma.model.config import ModelConfig
 from dgemma.params import GenerationParams
+from dgemma.sampling.sampler import EntropyBound, LinearSchedule, Sampler, StableAndConfident
+from dgemma.sampling.vocab_scan import VocabScan, scale, scan_dense
 from oracle import oracle_cache
 from plain_answer import plain_answer
 
@@ -76,7 +73,7 @@ def generate_with_oracle(oracle: Any, prompt: Tensor, canvases: int, sampler: Sa
     return found
 
 
-Read = Callable[[Tensor, Tensor], Reading]
+Read = Callable[[Tensor, Tensor], VocabScan]
 """(hidden, temperature) -> all of a look at the vocabulary but the draw."""
 
 
@@ -90,9 +87,9 @@ class Draws:
     def noise(self, *_: Any) -> Tensor:
         return next(self._randints)
 
-    def read(self, _: Any, hidden: Tensor, temperature: Tensor, *__: Any) -> Reading:
+    def read(self, _: Any, hidden: Tensor, temperature: Tensor, *__: Any) -> VocabScan:
         reading = self._read(hidden, temperature)
-        return replace(reading, drawn=next(self._multinomials).view_as(reading.guess))
+        return replace(reading, sampled=next(self._multinomials).view_as(reading.argmax))
 
     def outcome(self, answer: Answer, canvas_len: int) -> tuple[Tensor, int]:
         assert next(self._randints, None) is None, "the oracle drew more"
@@ -106,16 +103,16 @@ def replay_with_ours(
 ) -> tuple[Tensor, int]:
     """The product's own engine, on the oracle's draws."""
 
-    def read(hidden: Tensor, temperature: Tensor) -> Reading:
+    def read(hidden: Tensor, temperature: Tensor) -> VocabScan:
         scaled = scale(lm.logits(hidden), temperature)
-        return replace(read_dense(scaled, None), soft=lm.soft_embedding(scaled))
+        return replace(scan_dense(scaled, None), soft=lm.soft_embedding(scaled))
 
     draws = Draws(recorded, read)
     canvas_len = lm.config.canvas_len
     with (
         mock.patch("dgemma.engine.engine.random_tokens", draws.noise),
-        mock.patch("dgemma.generation.parts.random_tokens", draws.noise),
-        mock.patch("dgemma.generation.parts.read_vocabulary", draws.read),
+        mock.patch("dgemma.engine.model_runner.random_tokens", draws.noise),
+        mock.patch("dgemma.engine.model_runner.scan_rows", draws.read),
     ):
         answer = lm.generate(
             prompt[0].tolist(),
@@ -128,12 +125,12 @@ def replay_with_ours(
 
 
 @dataclass
-class OracleDoors:
+class OracleModel:
     """The oracle's forward behind our loop: its logits stand for hidden states and soft embeddings."""
 
     oracle: Any
     config: ModelConfig
-    stack: Any = None
+    transformer: Any = None
     device = torch.device("cpu")
 
     def new_cache(self, batch: int = 1, capacity: int | None = None) -> Any:
@@ -151,15 +148,15 @@ class OracleDoors:
 def replay_with_oracles_forward(
     oracle: Any, recorded: Recorded, prompt: Tensor, canvases: int, sampler: Sampler
 ) -> tuple[Tensor, int]:
-    def read(logits: Tensor, temperature: Tensor) -> Reading:
+    def read(logits: Tensor, temperature: Tensor) -> VocabScan:
         scaled = scale(logits, temperature)
-        return replace(read_dense(scaled, None), soft=scaled)
+        return replace(scan_dense(scaled, None), soft=scaled)
 
-    doors = OracleDoors(oracle, ModelConfig.from_json(oracle.config.to_dict()))
-    canvas_len = doors.config.canvas_len
+    model = OracleModel(oracle, ModelConfig.from_json(oracle.config.to_dict()))
+    canvas_len = model.config.canvas_len
     draws = Draws(recorded, read)
     answer = plain_answer(
-        doors,
+        model,
         tuple(prompt[0].tolist()),
         seed=0,
         params=GenerationParams(max_tokens=canvases * canvas_len, end_tokens=tuple(EOS)),

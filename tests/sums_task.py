@@ -11,8 +11,8 @@ import dgemma
 from dgemma import Answer, LanguageModel
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
-from dgemma.evaluation.report import Report
-from dgemma.evaluation.result import Result
+from dgemma.evaluation.report import EvaluationReport
+from dgemma.evaluation.results import ExampleResult
 
 OPTIONS = {"max_tokens": 40, "max_denoising_steps": 2}
 SEED = 5
@@ -42,7 +42,7 @@ def exact_tiny(path: Path) -> LanguageModel:
     return dgemma.load(path, exact=True)
 
 
-def timeless(report: Report) -> list[Result]:
+def timeless(report: EvaluationReport) -> list[ExampleResult]:
     """Results without their seconds, the only thing that may differ."""
     return [
         replace(result, written=result.written and replace(result.written, seconds=0.0))

@@ -258,7 +258,7 @@ class PseudoTerminal:
     def sync(self) -> Terminal:
         """Wait until all that was written is on the screen."""
         os.write(self.theirs, MARK.encode())
-        assert self._marks.acquire(timeout=20)
+        assert self._marks.acquire(timeout=120)
         return self.screen
 
     def resize(self, columns: int, rows: int) -> None:
@@ -270,7 +270,7 @@ class PseudoTerminal:
     def type(self, keys: str | bytes) -> None:
         os.write(self.ours, keys if isinstance(keys, bytes) else keys.encode())
 
-    def wait_for(self, condition: Callable[[Terminal], object], timeout_s: float = 20) -> Terminal:
+    def wait_for(self, condition: Callable[[Terminal], object], timeout_s: float = 120) -> Terminal:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             with self._lock:
@@ -384,7 +384,7 @@ class ScriptedModel:
         self.has_chat_template = has_chat_template
         self._step_s = step_s
 
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
+    def token_texts(self, tokens: Sequence[int]) -> list[str]:
         return [chr(token) for token in tokens]
 
     def stream(self, prompt: str, **options: Any) -> Iterator[Event]:

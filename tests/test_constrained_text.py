@@ -1,4 +1,4 @@
-"""The bundled text model, asked for a form: the text has it, in Python as a user calls it."""
+"""The bundled text model with response formats, through the Python API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lm() -> LanguageModel:
     return dgemma.load("bundled:text", dtype="float32")
 
 
-def test_generate_keeps_to_a_form(lm: LanguageModel) -> None:
+def test_generate_keeps_to_a_response_format(lm: LanguageModel) -> None:
     options = {"max_tokens": 90, "max_denoising_steps": 4, "seed": 3}
     assert re.fullmatch(r"\d{3}-\d{4}", lm.generate("Call ", regex=r"\d{3}-\d{4}", **options).text)
     assert lm.generate("Is it?", choice=["yes", "no"], **options).text in ("yes", "no")
@@ -37,13 +37,13 @@ def test_generate_keeps_to_a_form(lm: LanguageModel) -> None:
     assert found["size"] in ("S", "M", "L")
 
 
-def test_a_stream_commits_beginnings_of_the_form(lm: LanguageModel) -> None:
+def test_a_stream_commits_prefixes_of_the_text(lm: LanguageModel) -> None:
     events = lm.stream("Shirt: ", json_schema=json.dumps(SCHEMA), max_tokens=130, max_denoising_steps=2)
     text = "".join(event.text for event in events if isinstance(event, dgemma.Commit))
     assert json.loads(text)["size"] in ("S", "M", "L")
 
 
-def test_a_gap_is_filled_with_a_text_of_the_form(lm: LanguageModel) -> None:
+def test_infill_is_a_text_of_the_format(lm: LanguageModel) -> None:
     found = lm.fill("width = ", " * height\n", regex=r"\d{1,4}", max_tokens=5, max_denoising_steps=4)
     assert re.fullmatch(r"\d{1,4}", found.text)
     assert all(re.fullmatch(r"\d{1,4}", one.text) for one in found.candidates)
@@ -51,8 +51,8 @@ def test_a_gap_is_filled_with_a_text_of_the_form(lm: LanguageModel) -> None:
     assert lm.fill('print("', '")\n', choice=words, max_tokens=8, max_denoising_steps=4).text in words
 
 
-def test_a_gap_that_is_too_short_for_the_form_is_refused(lm: LanguageModel) -> None:
-    with pytest.raises(InputError, match="no text of the form has at most 4 tokens"):
+def test_infill_too_short_for_the_format_is_refused(lm: LanguageModel) -> None:
+    with pytest.raises(InputError, match="no text of the response format has at most 4 tokens"):
         lm.fill("a", "b", regex=r"(?:[A-Z]\d){20}", max_tokens=4)
 
 

@@ -22,7 +22,7 @@ def lm() -> LanguageModel:
 
 
 @torch.inference_mode()
-def test_the_doors_have_their_documented_shapes(tmp_path: Path) -> None:
+def test_the_passes_have_their_documented_shapes(tmp_path: Path) -> None:
     write_random(tmp_path / "m", PRESETS["tiny"].config)
     for file in (tmp_path / "m").glob("*token*"):
         file.unlink()  # load works without tokenizer files
@@ -51,8 +51,8 @@ def test_dtype_auto_is_the_files_own(tmp_path: Path) -> None:
 @torch.inference_mode()
 def test_exact_is_an_argument_of_load(tmp_path: Path) -> None:
     write_random(tmp_path / "m", PRESETS["tiny"].config)
-    assert dgemma.load(tmp_path / "m", exact=True).stack.execution.exact
-    assert not dgemma.load(tmp_path / "m").stack.execution.exact
+    assert dgemma.load(tmp_path / "m", exact=True).transformer.execution.exact
+    assert not dgemma.load(tmp_path / "m").transformer.execution.exact
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from dgemma.errors import InputError
-from dgemma.params import PRESETS, GenerationParams
+from dgemma.params import PRESETS, GenerateOptions, GenerationParams, InfillOptions, SamplingOptions
+from dgemma.structured_output.response_format import FORMAT_OPTIONS
 
 
 @pytest.mark.parametrize(
@@ -77,3 +79,10 @@ def test_options_go_over_a_preset_which_goes_over_the_defaults() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_are_valid(preset: str) -> None:
     GenerationParams.make(preset=preset)
+
+
+def test_typed_keyword_options_are_the_fields_of_the_parameters_and_the_response_formats() -> None:
+    names = {field.name for field in fields(GenerationParams)}
+    assert set(GenerateOptions.__annotations__) == names | set(FORMAT_OPTIONS)
+    assert set(SamplingOptions.__annotations__) == names - {"max_tokens", "stop", "deadline_s"}
+    assert set(InfillOptions.__annotations__) == set(SamplingOptions.__annotations__) | set(FORMAT_OPTIONS)

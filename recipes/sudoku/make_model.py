@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import tokenizers
 
-from dgemma.checkpoint.census import take_census
+from dgemma.checkpoint.parameter_count import count_parameters
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.model.config import LayerKind, LayerShape, ModelConfig, RopeShape
 from dgemma.sudoku.tokens import ANSWER_LEN, BOS, EOS, PAD, SPECIALS, VOCABULARY
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     make_model(args.out, seed=args.seed)
-    print(f"{args.out}: {take_census(CONFIG).total_parameters:,} random parameters")
+    print(f"{args.out}: {count_parameters(CONFIG).total_parameters:,} random parameters")
 
 
 def make_model(out: Path, *, seed: int = 0) -> None:

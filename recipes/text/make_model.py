@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-from dgemma.checkpoint.census import take_census
+from dgemma.checkpoint.parameter_count import count_parameters
 from dgemma.checkpoint.presets import layers
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.model.config import LayerKind, ModelConfig, RopeShape
@@ -46,7 +46,7 @@ def main() -> None:
     generation = args.out / "generation_config.json"
     settings = {**json.loads(generation.read_text()), **TEMPERATURES}
     generation.write_text(json.dumps(settings, indent=2) + "\n")
-    print(f"{args.out}: {take_census(config).total_parameters:,} random parameters")
+    print(f"{args.out}: {count_parameters(config).total_parameters:,} random parameters")
 
 
 if __name__ == "__main__":

@@ -21,14 +21,14 @@ from dgemma.model.config import LayerKind, ModelConfig
 from dgemma.params import GenerationParams
 
 if TYPE_CHECKING:
-    from dgemma.canvas.calibration import Calibration
-    from dgemma.canvas.decide import Choice, Decision, Question
-    from dgemma.canvas.edit import Edited
-    from dgemma.canvas.fill import Filled
-    from dgemma.diffusion.step import Sampler
     from dgemma.language_model import LanguageModel, load
-    from dgemma.model.cache import KVCache
+    from dgemma.model.kv_cache import KVCache
     from dgemma.model.lora import LoraSettings
+    from dgemma.sampling.sampler import Sampler
+    from dgemma.tasks.calibration import Calibration
+    from dgemma.tasks.decide import Choice, Decision, Question
+    from dgemma.tasks.edit import Edited
+    from dgemma.tasks.infill import Filled
 
 __version__ = "0.1.0"
 
@@ -62,16 +62,16 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Calibration": "dgemma.canvas.calibration",
-    "Choice": "dgemma.canvas.decide",
-    "Decision": "dgemma.canvas.decide",
-    "Edited": "dgemma.canvas.edit",
-    "Filled": "dgemma.canvas.fill",
-    "KVCache": "dgemma.model.cache",
+    "Calibration": "dgemma.tasks.calibration",
+    "Choice": "dgemma.tasks.decide",
+    "Decision": "dgemma.tasks.decide",
+    "Edited": "dgemma.tasks.edit",
+    "Filled": "dgemma.tasks.infill",
+    "KVCache": "dgemma.model.kv_cache",
     "LanguageModel": "dgemma.language_model",
     "LoraSettings": "dgemma.model.lora",
-    "Question": "dgemma.canvas.decide",
-    "Sampler": "dgemma.diffusion.step",
+    "Question": "dgemma.tasks.decide",
+    "Sampler": "dgemma.sampling.sampler",
     "load": "dgemma.language_model",
 }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Self
 
 
 class DgemmaError(Exception):
@@ -19,7 +21,40 @@ class CheckpointError(DgemmaError):
 
 
 class InputError(DgemmaError, ValueError):
-    """A call with arguments the model cannot take: wrong shape, out of range, wrong kind."""
+    """A call with arguments the model cannot take: wrong shape, out of range, wrong kind.
+
+    field: the parameter that is wrong, as the caller spells it; None where no single one is.
+    code: what is wrong with it, for programs: "invalid_value", "context_length_exceeded", ...
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.field = field
+        self.code = code
+        self._rule: str | None = None  # the message without the field's name, where it begins with that
+
+    @classmethod
+    def about(cls, field: str, rule: str, *, code: str = "invalid_value") -> Self:
+        """An error whose message is the field's name and `rule`; `with_field` can respell the name."""
+        error = cls(f"{field} {rule}", field=field, code=code)
+        error._rule = rule
+        return error
+
+    def with_field(self, field: str) -> InputError:
+        """The same error under another spelling of the field, such as a client's."""
+        if self._rule is not None:
+            return InputError.about(field, self._rule, code=self.code)
+        return InputError(str(self), field=field, code=self.code)
+
+
+@contextmanager
+def error_field(field: str) -> Iterator[None]:
+    """Name `field` in each InputError of the block that names none."""
+    try:
+        yield
+    except InputError as error:
+        error.field = error.field or field
+        raise
 
 
 class DeviceError(DgemmaError):

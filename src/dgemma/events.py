@@ -1,4 +1,4 @@
-"""What a generation says while it runs, and the answer it ends with. Imports no torch."""
+"""Events of a running generation, and the answer it ends with. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 LogProbs = tuple[tuple[int, float], ...]
-"""The likeliest words in a token's place, with their log-probabilities."""
+"""The most likely tokens at one position, with their log-probabilities."""
 
 
 class FinishReason(enum.StrEnum):
@@ -27,7 +27,7 @@ class Draft:
     tokens: tuple[int, ...]  # the best guess, up to its end token
     entropy: tuple[float, ...]  # how unsure each of them is, in nats
     text: str  # the guess as text
-    pinned: tuple[int, ...] = ()  # positions of `tokens` that were given, not guessed
+    pinned: tuple[int, ...] = ()  # positions of `tokens` that were pinned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +54,9 @@ class Commit:
     text: str  # what this adds to the answer's text
     thought: str = ""  # what this adds to the answer's thought
     tool_calls: tuple[ToolCall, ...] = ()  # that this completes
-    logprobs: tuple[LogProbs, ...] | None = None  # per token of `tokens`, where they were asked for
-    settled: bool = True  # False: the best guess of a canvas that the deadline cut short
-    pinned: tuple[int, ...] = ()  # positions of `tokens` that were given; the model chose the others
+    logprobs: tuple[LogProbs, ...] | None = None  # per token of `tokens`, if requested
+    settled: bool = True  # False: the argmax of a canvas that the deadline cut short
+    pinned: tuple[int, ...] = ()  # positions of `tokens` that were pinned; the model chose the others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,8 @@ class Answer:
     cached_tokens: int = 0  # of the prompt, taken from an earlier turn's cache
     provisional_tokens: int = 0  # at the end: a best guess that the deadline cut short
     logprobs: tuple[LogProbs, ...] | None = None  # per token
-    pinned: tuple[int, ...] = ()  # positions of `tokens` that were given; the model chose the others
-    watched: tuple[tuple[int, LogProbs], ...] = ()  # position, and what was asked to be told of it
+    pinned: tuple[int, ...] = ()  # positions of `tokens` that were pinned; the model chose the others
+    watched: tuple[tuple[int, LogProbs], ...] = ()  # position, and the requested log-probabilities there
     scores: tuple[float, ...] = ()  # of a request that scores: log-probability of each token from there on
     timings: Timings = Timings()
 

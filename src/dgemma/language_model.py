@@ -1,4 +1,4 @@
-"""The handle a user holds: a loaded model, its two doors, and generation."""
+"""`LanguageModel`: a loaded model with generate, stream, chat, fill, edit, decide, and its two passes."""
 
 from __future__ import annotations
 
@@ -8,40 +8,38 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
-from dgemma.canvas.calibration import Calibration
-from dgemma.canvas.decide import Decision, Question, decide
-from dgemma.canvas.edit import Edited, EditOptions, edit
-from dgemma.canvas.fill import Filled, FillOptions, fill
-from dgemma.canvas.rounds import drive
-from dgemma.canvas.workbench import Workbench
 from dgemma.checkpoint.adapter import load_adapter, save_adapter
 from dgemma.checkpoint.adapter_source import open_adapter
 from dgemma.checkpoint.device import check_device, check_dtype
 from dgemma.checkpoint.fingerprint import fingerprint
 from dgemma.checkpoint.hub import resolve
-from dgemma.checkpoint.load import Progress, load_stack
+from dgemma.checkpoint.load import Progress, load_transformer
 from dgemma.checkpoint.save import save
 from dgemma.checkpoint.source import CheckpointSource, open_checkpoint, read_json
-from dgemma.constraint.compiler import Compiler
-from dgemma.constraint.forms import Form, calls_of, take_form
-from dgemma.diffusion.step import Sampler
 from dgemma.engine.local import LocalEngine
-from dgemma.engine.service import EngineRequest
+from dgemma.engine.model_runner import compile_ahead
+from dgemma.engine.request import EngineRequest, PinnedTokens, read_prompts, seeds_for
 from dgemma.errors import CheckpointError, InputError
 from dgemma.events import Answer, Event, Finish
-from dgemma.generation.job import check_prompt, read_prompts, seeds_for
-from dgemma.generation.parts import compile_ahead
-from dgemma.given import Given
-from dgemma.model.doors import Doors
+from dgemma.model.block_diffusion import BlockDiffusionModel
 from dgemma.model.execution import default_execution
 from dgemma.model.lora import LoraSettings, attach, detach, has_adapter, merged
-from dgemma.model.stack import Stack
-from dgemma.params import GenerationParams
+from dgemma.model.transformer import Transformer
+from dgemma.params import GenerateOptions, GenerationParams, InfillOptions, SamplingOptions
+from dgemma.sampling.sampler import Sampler
+from dgemma.structured_output.compiler import GrammarCompiler
+from dgemma.structured_output.response_format import ResponseFormat, pop_response_format, tool_call_format
+from dgemma.tasks.calibration import Calibration
+from dgemma.tasks.context import TaskContext
+from dgemma.tasks.decide import Decision, Question, decide
+from dgemma.tasks.edit import Edited, EditOptions, edit
+from dgemma.tasks.infill import Filled, FillOptions, fill
+from dgemma.tasks.rounds import drive
 from dgemma.text.chat_template import ChatTemplate
 from dgemma.text.detokenizer import Detokenizer
-from dgemma.text.piece_table import PieceTable
+from dgemma.text.token_texts import TokenTexts
 from dgemma.text.tokenizer import Tokenizer
 
 
@@ -59,7 +57,7 @@ def load(
 ) -> LanguageModel:
     """Load a checkpoint in the released layout: a directory, or a hub name such as "owner/name".
 
-    The doors need no tokenizer files; whatever takes or gives text does.
+    `encode` and `denoise` need no tokenizer files; methods that take or return text do.
 
     dtype: "float32", "bfloat16", or "auto" for the one config.json names.
     device: "cpu", "cuda", "cuda:1", "mps".
@@ -68,7 +66,7 @@ def load(
     revision: branch, tag or commit of a hub name.
     adapter: directory of a LoRA adapter for this base, dgemma's or PEFT's.
     round_activations: where a model is quantized and products on its codes are faster (dgemma doctor says),
-      round what they multiply to eight bits, a scale to each 256 neighbours. False: decode each weight.
+      round activations to eight bits, with a scale per 256 neighbours. False: dequantize each weight.
     progress: called with (bytes read, bytes in all) after each tensor.
     """
     target = check_device(device)
@@ -77,7 +75,7 @@ def load(
     if adapter is not None:
         open_adapter(adapter, source.config)  # refuse a wrong one before a large base is read for nothing
     execution = replace(default_execution(target, number_type, exact=exact), fused_vocabulary=compile)
-    stack = load_stack(
+    transformer = load_transformer(
         source,
         dtype=number_type,
         device=target,
@@ -85,21 +83,21 @@ def load(
         round_activations=round_activations,
         progress=progress,
     )
-    lm = LanguageModel(stack, source)
+    lm = LanguageModel(transformer, source)
     if adapter is not None:
         lm = lm.with_adapter(adapter)
     if compile:
-        compile_ahead(lm.stack)
+        compile_ahead(lm.transformer)
     return lm
 
 
-class LanguageModel(Doors):
+class LanguageModel(BlockDiffusionModel):
     """A model ready to run. Make one with `dgemma.load`.
 
     >>> lm.generate("The sea is", max_tokens=100, seed=1).text
     >>> lm.chat([{"role": "user", "content": "Why is the sea salty?"}]).text
 
-    The two doors behind it:
+    The two passes of the model:
 
     >>> lm = dgemma.load("path/to/checkpoint", dtype="float32")
     >>> cache = lm.new_cache(batch=1)
@@ -110,30 +108,34 @@ class LanguageModel(Doors):
     >>> hidden = lm.denoise(canvas, cache, soft=lm.soft_embedding(logits))
 
     Parameters do not require gradients after loading; switch them on and gradients flow through
-    both doors. Call the doors under `torch.inference_mode()` when you need none.
+    both passes. Call them under `torch.inference_mode()` when you need none.
     """
 
-    def __init__(self, stack: Stack, source: CheckpointSource | None = None) -> None:
-        super().__init__(stack)
+    def __init__(self, transformer: Transformer, source: CheckpointSource | None = None) -> None:
+        super().__init__(transformer)
         self._source = source
         self._engine: LocalEngine | None = None
-        self._compilers: dict[tuple[int, ...], Compiler] = {}  # by end tokens
+        self._compilers: dict[tuple[int, ...], GrammarCompiler] = {}  # by end tokens
 
     @property
     def nbytes(self) -> int:
         """Bytes of the weights in memory, an adapter's included."""
-        return sum(tensor.nbytes for tensor in chain(self.stack.parameters(), self.stack.buffers()))
+        return sum(
+            tensor.nbytes for tensor in chain(self.transformer.parameters(), self.transformer.buffers())
+        )
 
     def exact(self, exact: bool = True) -> LanguageModel:
         """The same weights, run so that a row's bits never depend on what shares its batch."""
-        return self.with_stack(self.stack.with_execution(replace(self.stack.execution, exact=exact)))
+        return self.with_transformer(
+            self.transformer.with_execution(replace(self.transformer.execution, exact=exact))
+        )
 
-    def with_stack(self, stack: Stack) -> LanguageModel:
-        """The same files and text behind another stack."""
-        twin = copy.copy(self)
-        twin.stack = stack
-        twin._engine = None  # a context computed in another way is another context
-        return twin
+    def with_transformer(self, transformer: Transformer) -> LanguageModel:
+        """The same files and tokenizer with another transformer."""
+        other = copy.copy(self)
+        other.transformer = transformer
+        other._engine = None  # a KV cache computed in another way is another cache
+        return other
 
     # Adapters
 
@@ -143,37 +145,40 @@ class LanguageModel(Doors):
         The base's weights are shared, and this handle stays without: one base carries many adapters at
         once. A fresh adapter's factors come from `seed` and require gradients; loaded ones do not.
         """
-        if has_adapter(self.stack):
+        if has_adapter(self.transformer):
             raise InputError("this model has an adapter already; call without_adapter() first.")
         if isinstance(adapter, LoraSettings):
-            return self.with_stack(attach(self.stack, adapter, seed=seed))
+            return self.with_transformer(attach(self.transformer, adapter, seed=seed))
         source = open_adapter(adapter, self.config)
         made_from = None if self._source is None else self._source.quantized_from
-        return self.with_stack(
+        return self.with_transformer(
             load_adapter(
-                self.stack, source, base_fingerprint=fingerprint(self.stack), quantized_from=made_from
+                self.transformer,
+                source,
+                base_fingerprint=fingerprint(self.transformer),
+                quantized_from=made_from,
             )
         )
 
     def without_adapter(self) -> LanguageModel:
         """The base alone, over the same weights."""
-        return self.with_stack(detach(self.stack))
+        return self.with_transformer(detach(self.transformer))
 
     def merged(self) -> LanguageModel:
         """The adapter added into new weights, as fast as the base; this handle stays as it is."""
-        return self.with_stack(merged(self.stack))
+        return self.with_transformer(merged(self.transformer))
 
     def fingerprint(self) -> str:
         """A short name for the base's weights, the same in fp32 and bf16; an adapter does not change it."""
-        return fingerprint(self.stack)
+        return fingerprint(self.transformer)
 
     def save_adapter(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the adapter alone, in the layout that PEFT reads, for this base."""
         base_name = None if self._source is None else str(self._source.path)
         save_adapter(
-            self.stack,
+            self.transformer,
             path,
-            base_fingerprint=fingerprint(self.stack),
+            base_fingerprint=fingerprint(self.transformer),
             base_name=base_name,
             overwrite=overwrite,
         )
@@ -208,24 +213,61 @@ class LanguageModel(Doors):
         except InputError as error:
             raise CheckpointError(f"{file}: {error}") from None
 
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
+    def token_texts(self, tokens: Sequence[int]) -> list[str]:
         """The text each token adds; a token that ends within a character adds none."""
         detokenizer = Detokenizer(self.tokenizer)
-        pieces = [detokenizer.add([token]) for token in tokens]
-        if pieces:
-            pieces[-1] += detokenizer.finish()
-        return pieces
+        token_texts = [detokenizer.add([token]) for token in tokens]
+        if token_texts:
+            token_texts[-1] += detokenizer.finish()
+        return token_texts
 
     # Generation
 
+    # A str is a Sequence[str] of characters to a type checker; the first overload wins.
     @overload
-    def generate(self, prompt: str, **options: Any) -> Answer: ...
+    def generate(  # type: ignore[overload-overlap]
+        self,
+        prompt: str,
+        *,
+        seeds: Sequence[int] | None = None,
+        preset: str | None = None,
+        sampler: Sampler | None = None,
+        pins: Mapping[int, int | Sequence[int]] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Answer: ...
     @overload
-    def generate(self, prompt: Sequence[str], **options: Any) -> list[Answer]: ...
+    def generate(
+        self,
+        prompt: Sequence[str],
+        *,
+        seeds: Sequence[int] | None = None,
+        preset: str | None = None,
+        sampler: Sampler | None = None,
+        pins: Mapping[int, int | Sequence[int]] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Answer]: ...
     @overload
-    def generate(self, prompt: Sequence[int], **options: Any) -> Answer: ...
+    def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        seeds: Sequence[int] | None = None,
+        preset: str | None = None,
+        sampler: Sampler | None = None,
+        pins: Mapping[int, int | Sequence[int]] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Answer: ...
     @overload
-    def generate(self, prompt: Sequence[Sequence[int]], **options: Any) -> list[Answer]: ...
+    def generate(
+        self,
+        prompt: Sequence[Sequence[int]],
+        *,
+        seeds: Sequence[int] | None = None,
+        preset: str | None = None,
+        sampler: Sampler | None = None,
+        pins: Mapping[int, int | Sequence[int]] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Answer]: ...
 
     def generate(
         self,
@@ -235,18 +277,18 @@ class LanguageModel(Doors):
         preset: str | None = None,
         sampler: Sampler | None = None,
         pins: Mapping[int, int | Sequence[int]] | None = None,
-        **options: Any,
+        **options: Unpack[GenerateOptions],
     ) -> Answer | list[Answer]:
         """Continue a text, or a list of texts in one batch. Token ids are taken as they are.
 
         seeds: one per prompt of a list; with `seed=n` alone, prompt i takes n + i.
         preset: "fast", "balanced" or "thorough". sampler: your own, in place of the options'.
-        pins: by position of the answer, a token that stands there, or several one of which does.
-        options: the fields of `dgemma.GenerationParams`, and one of what the text shall be: `regex`, `choice`
-        (a list of texts), `json_schema` (a mapping or JSON text), `json_object=True`.
+        pins: by position of the answer, the pinned token, or several allowed tokens.
+        options: the fields of `dgemma.GenerationParams`, and one response format: `regex`, `choice` (a list
+        of texts), `json_schema` (a mapping or JSON text), `json_object=True`.
         """
         prompts, is_list = read_prompts(prompt, self._text_ids)
-        events = self._run(prompts, seeds, preset, sampler, options, drafts=False, pins=pins)
+        events = self._run(prompts, seeds, preset, sampler, dict(options), drafts=False, pins=pins)
         answers = {e.row: e.answer for e in events if isinstance(e, Finish)}
         return [answers[row] for row in range(len(prompts))] if is_list else answers[0]
 
@@ -258,13 +300,13 @@ class LanguageModel(Doors):
         preset: str | None = None,
         sampler: Sampler | None = None,
         pins: Mapping[int, int | Sequence[int]] | None = None,
-        **options: Any,
+        **options: Unpack[GenerateOptions],
     ) -> Iterator[Event]:
         """Like `generate` for one prompt: `Draft` per step, `Commit` per canvas, `Finish` at the end."""
         prompts, is_list = read_prompts(prompt, self._text_ids)
         if is_list:
             raise InputError("prompt is a list of prompts; stream takes one. Use generate for a batch.")
-        return self._run(prompts, None, preset, sampler, options, drafts=drafts, pins=pins)
+        return self._run(prompts, None, preset, sampler, dict(options), drafts=drafts, pins=pins)
 
     def chat(
         self,
@@ -275,12 +317,12 @@ class LanguageModel(Doors):
         thinking: bool = False,
         preset: str | None = None,
         sampler: Sampler | None = None,
-        **options: Any,
+        **options: Unpack[GenerateOptions],
     ) -> Answer:
         """Answer a conversation through the checkpoint's chat template.
 
-        Give the whole conversation at each turn; what earlier turns already read is not read again.
-        A thought comes before what `regex`, `choice`, `json_schema` or `json_object` ask the answer to be.
+        Give the whole conversation at each turn; the prefix cache keeps what earlier turns computed.
+        A thought may come before an answer constrained by `regex`, `choice`, `json_schema` or `json_object`.
         Arguments of `strict` tools are valid for their schema; tool_choice: "required" leaves only calls.
         """
         events = self.stream_chat(
@@ -305,20 +347,21 @@ class LanguageModel(Doors):
         drafts: bool = True,
         preset: str | None = None,
         sampler: Sampler | None = None,
-        **options: Any,
+        **options: Unpack[GenerateOptions],
     ) -> Iterator[Event]:
         """Like `chat`, as a stream of events."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         prompt = self.chat_template.render(messages, tools=tools, enable_thinking=thinking)
-        form = take_form(options)
+        wanted: dict[str, Any] = dict(options)
+        response_format = pop_response_format(wanted)
         if tool_choice not in ("auto", "required"):
             raise InputError(f"tool_choice is {tool_choice!r}; it must be auto or required.")
-        calls = calls_of(tools or (), required=tool_choice == "required", instead=form)
-        run = partial(self._run, [tuple(prompt)], None, preset, sampler, options, drafts=drafts)
-        return run(thinks=thinking, form=calls or form)
+        calls = tool_call_format(tools or (), required=tool_choice == "required", text_format=response_format)
+        run = partial(self._run, [tuple(prompt)], None, preset, sampler, wanted, drafts=drafts)
+        return run(thinks=thinking, response_format=calls or response_format)
 
-    # What only a canvas can do
+    # Infill, edit, decide
 
     def fill(
         self,
@@ -331,25 +374,26 @@ class LanguageModel(Doors):
         heal: bool = True,
         method: Literal["lengths", "prompt"] = "lengths",
         preset: str | None = None,
-        **options: Any,
+        **options: Unpack[InfillOptions],
     ) -> Filled:
         """The text that belongs between `prefix` and `suffix`, of at most `max_tokens` tokens.
 
         lengths: of the gap in tokens, to be tried; keep: how many of them go on after one step.
-        heal: let words of the vocabulary stand across the borders.
+        heal: allow tokens that span the borders of the gap (token healing).
         method: "prompt" asks through the chat template instead of trying lengths.
-        options: also `regex`, `choice`, `json_schema` or `json_object`, which the text is to be.
+        options: sampling options, and a response format: `regex`, `choice`, `json_schema` or `json_object`.
         """
-        form = take_form(options)
+        sampling: dict[str, Any] = dict(options)
+        response_format = pop_response_format(sampling)
         wanted = FillOptions(
             max_tokens=max_tokens,
             lengths=tuple(lengths) if isinstance(lengths, Sequence) else lengths,
             keep=keep,
             heal=heal,
             method=method,
-            form=form,
+            form=response_format,
         )
-        return drive(fill(self.workbench(preset, **options), prefix, suffix, wanted), self._ask)
+        return drive(fill(self._task_context(preset, **sampling), prefix, suffix, wanted), self._ask)
 
     def edit(
         self,
@@ -357,19 +401,19 @@ class LanguageModel(Doors):
         instruction: str = "",
         *,
         before: str = "",
-        behind: str = "",
+        after: str = "",
         windows: int = 3,
         preset: str | None = None,
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> Edited:
-        """`text` with the words changed that the model, under `instruction`, finds wrong.
+        """`text` with the tokens changed that the model, under `instruction`, finds unlikely.
 
-        before, behind: texts around it that show what it is part of, and stay.
-        windows: places to look at, at most, for each canvas of text.
+        before, after: surrounding texts, which stay.
+        windows: maximum number of places to examine per canvas of text.
         """
-        bench = self.workbench(preset, **options)
+        context = self._task_context(preset, **options)
         wanted = EditOptions(windows=windows)
-        return drive(edit(bench, text, instruction, wanted, before=before, behind=behind), self._ask)
+        return drive(edit(context, text, instruction, wanted, before=before, after=after), self._ask)
 
     def decide(
         self,
@@ -380,25 +424,25 @@ class LanguageModel(Doors):
         draws: int = 4,
         calibration: Calibration | None = None,
         preset: str | None = None,
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> tuple[Decision, ...]:
         """How likely each choice of each question is, given a text or a conversation.
 
         draws: canvases of noise whose probabilities are averaged. steps: denoise steps before slots are read;
         more let questions agree with each other. calibration: fitted with `dgemma decide --fit`.
         """
-        bench = self.workbench(preset, **options)
-        rounds = decide(bench, input, questions, steps=steps, draws=draws, calibration=calibration)
+        context = self._task_context(preset, **options)
+        rounds = decide(context, input, questions, steps=steps, draws=draws, calibration=calibration)
         return drive(rounds, self._ask).decisions
 
-    def workbench(self, preset: str | None = None, **options: Any) -> Workbench:
-        """What fill, edit and decide work with."""
+    def _task_context(self, preset: str | None = None, **options: Any) -> TaskContext:
+        """What fill, edit and decide need of this model."""
         params = GenerationParams.make(self.generation_defaults, preset=preset, **options)
         if params.deadline_s is not None:
             raise InputError("deadline_s does not apply to fill, edit and decide; lower max_tokens instead.")
-        return Workbench(
+        return TaskContext(
             tokenizer=self.tokenizer,
-            pieces=self._pieces,
+            token_texts=self._token_texts,
             canvas_len=self.config.canvas_len,
             max_positions=self.config.max_positions,
             vocab_size=self.config.vocab_size,
@@ -408,15 +452,17 @@ class LanguageModel(Doors):
             compiler=self._compiler(params),
         )
 
-    def _compiler(self, params: GenerationParams) -> Compiler:
+    def _compiler(self, params: GenerationParams) -> GrammarCompiler:
         if params.end_tokens not in self._compilers:
             vocab_size = self.config.vocab_size
-            self._compilers[params.end_tokens] = Compiler(self.tokenizer, vocab_size, params.end_tokens)
+            self._compilers[params.end_tokens] = GrammarCompiler(
+                self.tokenizer, vocab_size, params.end_tokens
+            )
         return self._compilers[params.end_tokens]
 
     @cached_property
-    def _pieces(self) -> PieceTable:
-        return PieceTable(self.tokenizer)
+    def _token_texts(self) -> TokenTexts:
+        return TokenTexts(self.tokenizer)
 
     def _ask(self, requests: Sequence[EngineRequest]) -> list[Answer]:
         """All of them in one batch."""
@@ -436,15 +482,16 @@ class LanguageModel(Doors):
         drafts: bool,
         pins: Mapping[int, int | Sequence[int]] | None = None,
         thinks: bool = False,
-        form: Form | None = None,
+        response_format: ResponseFormat | None = None,
     ) -> Iterator[Event]:
-        given = Given.from_pins(pins)
-        form = form or take_form(options)
+        pinned = PinnedTokens.from_pins(pins)
+        response_format = response_format or pop_response_format(options)
         params = GenerationParams.make(self.generation_defaults, preset=preset, **options)
-        constraint = None if form is None else self._compiler(params).compile(form, thinks=thinks)
-        for number, prompt in enumerate(prompts):
-            which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
-            check_prompt(prompt, self.config.vocab_size, which)
+        constraint = (
+            None
+            if response_format is None
+            else self._compiler(params).compile(response_format, allow_thought=thinks)
+        )
         if params.stop:
             self.tokenizer  # noqa: B018  (without one there is no text to stop at: say so)
         requests = [
@@ -455,7 +502,7 @@ class LanguageModel(Doors):
                 row=row,
                 sampler=sampler,
                 drafts=drafts,
-                given=given,
+                pinned=pinned,
                 constraint=constraint,
             )
             for row, (prompt, seed) in enumerate(
@@ -467,7 +514,7 @@ class LanguageModel(Doors):
     @property
     def _local_engine(self) -> LocalEngine:
         if self._engine is None:
-            self._engine = LocalEngine(self.stack, self.tokenizer if self.has_tokenizer else None)
+            self._engine = LocalEngine(self.transformer, self.tokenizer if self.has_tokenizer else None)
         return self._engine
 
     def _text_ids(self, text: str) -> tuple[int, ...]:
@@ -478,7 +525,7 @@ class LanguageModel(Doors):
     def _directory(self) -> Path:
         if self._source is None:
             raise CheckpointError(
-                "this model has no files behind it, so no tokenizer; load it from a directory."
+                "this model was not loaded from files, so it has no tokenizer; load it from a directory."
             )
         return self._source.path
 
@@ -488,9 +535,9 @@ class LanguageModel(Doors):
 
     def save(self, path: str | Path, *, max_shard_bytes: int = 5_000_000_000) -> None:
         """Write the released layout; tensors kept aside (vision) and tokenizer files come along."""
-        if has_adapter(self.stack):
+        if has_adapter(self.transformer):
             raise InputError(
                 "this model has an adapter beside its weights; save merged(), or the adapter alone with "
                 "save_adapter()."
             )
-        save(self.stack, path, self._source, max_shard_bytes=max_shard_bytes)
+        save(self.transformer, path, self._source, max_shard_bytes=max_shard_bytes)

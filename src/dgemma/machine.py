@@ -1,18 +1,36 @@
-"""What this machine has. Only `torch_facts` imports torch."""
+"""Facts about this computer: processor, cores, memory, torch and installed packages.
+
+`memory_facts` needs no torch; processor facts come from torch, which is imported when they are requested.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8")
+import psutil
+
+# Instruction sets that determine the speed of matrix products: name here -> name in torch.
+_CPU_FEATURES = {
+    "avx2": "avx2",
+    "avx512f": "avx512_f",
+    "avx512_bf16": "avx512_bf16",
+    "amx_bf16": "amx_bf16",
+    "amx_int8": "amx_int8",
+}
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True)
-class Machine:
+class MemoryFacts:
+    memory_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True)
+class MachineFacts:
     system: str
     processor: str
     cores: int
@@ -30,19 +48,29 @@ class TorchFacts:
     mps: bool
 
 
-def inspect_machine() -> Machine:
-    processor, features = _processor()
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _number_in("/sys/fs/cgroup/memory.max")
-    if limit is not None:  # a container may have less than the machine
+def memory_facts() -> MemoryFacts:
+    """Physical memory, and the part that is available without swapping."""
+    memory = psutil.virtual_memory()
+    total = memory.total
+    limit = _cgroup_limit()
+    if limit is not None:
         total = min(total, limit)
-    return Machine(
+    return MemoryFacts(memory_bytes=total, available_bytes=min(total, memory.available))
+
+
+def inspect_machine() -> MachineFacts:
+    """Facts about the computer. Imports torch."""
+    import torch
+
+    capabilities = torch.cpu.get_capabilities()
+    memory = memory_facts()
+    return MachineFacts(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
-        processor=processor,
-        cores=_cores(),
-        cpu_features=features,
-        memory_bytes=total,
-        available_bytes=min(total, _available_bytes() or total),
+        processor=capabilities.get("cpu_name") or platform.processor() or platform.machine(),
+        cores=_num_cores(),
+        cpu_features=tuple(ours for ours, theirs in _CPU_FEATURES.items() if capabilities.get(theirs)),
+        memory_bytes=memory.memory_bytes,
+        available_bytes=memory.available_bytes,
     )
 
 
@@ -63,7 +91,7 @@ def torch_facts() -> TorchFacts:
 
 
 def package_versions() -> dict[str, str | None]:
-    """Versions of what dgemma uses or can be compared with; None where it is not installed."""
+    """Versions of the packages that dgemma uses or is compared with; None: not installed."""
     versions: dict[str, str | None] = {}
     for name in ("dgemma", "torch", "numpy", "rich", "transformers", "tokenizers"):
         try:
@@ -73,39 +101,17 @@ def package_versions() -> dict[str, str | None]:
     return versions
 
 
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _num_cores() -> int:
+    """Logical cores that this process may use."""
+    process = psutil.Process()
+    if hasattr(process, "cpu_affinity"):  # not on macOS
+        return len(process.cpu_affinity())
+    return psutil.cpu_count() or 1
 
 
-def _processor() -> tuple[str, tuple[str, ...]]:
-    name, flags = platform.processor() or platform.machine(), set()
+def _cgroup_limit() -> int | None:
+    """The memory limit of a Linux container, which psutil does not read; None where there is none."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                name = value.strip()
-            elif key.strip() in ("flags", "Features"):
-                flags = set(value.split())
-                break
-    except OSError:
-        pass  # not Linux
-    return name, tuple(flag for flag in _FLAGS if flag in flags)
-
-
-def _available_bytes() -> int | None:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
-
-
-def _number_in(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):
+        return int(_CGROUP_LIMIT.read_text())
+    except (OSError, ValueError):  # not Linux, or "max"
         return None

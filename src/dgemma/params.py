@@ -1,11 +1,11 @@
-"""What a caller may ask of a generation: one frozen, checked set of options. Imports no torch."""
+"""Generation options: one frozen, validated set. Imports no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from dgemma.errors import InputError, suggestion
 
@@ -18,7 +18,7 @@ MAX_LOGPROBS = 20
 MAX_TOP_K = 1024
 MAX_STEPS = 1024
 
-# Each preset names a trade; what it does not name stays as the checkpoint has it.
+# A preset trades speed for quality; options it does not list stay as the checkpoint sets them.
 PRESETS: dict[str, dict[str, Any]] = {
     "fast": {"max_denoising_steps": 24, "entropy_bound": 0.3, "confidence_threshold": 0.02},
     "balanced": {},
@@ -31,45 +31,88 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+class SamplingOptions(TypedDict, total=False):
+    """Keyword options of every method that samples. The fields of `GenerationParams` document them."""
+
+    seed: int | None
+    temperature: float | None
+    decode: Decode | None
+    max_denoising_steps: int | None
+    t_min: float | None
+    t_max: float | None
+    acceptance: Acceptance | None
+    entropy_bound: float | None
+    min_confidence: float | None
+    accept_per_step: int | None
+    stability_threshold: int | None
+    confidence_threshold: float | None
+    top_k: int | None
+    top_p: float | None
+    end_tokens: tuple[int, ...] | None
+    ignore_end: bool | None
+    logprobs: int | None
+
+
+class FormatOptions(TypedDict, total=False):
+    """The response format of a text; at most one of them."""
+
+    regex: str | None
+    choice: Sequence[str] | None
+    json_schema: Mapping[str, Any] | str | bool | None
+    json_object: bool | None
+
+
+class InfillOptions(SamplingOptions, FormatOptions, total=False):
+    """Keyword options of `LanguageModel.fill`."""
+
+
+class GenerateOptions(SamplingOptions, FormatOptions, total=False):
+    """Keyword options of `LanguageModel.generate`, `stream`, `chat` and `stream_chat`."""
+
+    max_tokens: int | None
+    stop: str | Sequence[str] | None
+    deadline_s: float | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationParams:
     """Options of one generation. `GenerationParams.make(...)` refuses unknown names with a suggestion."""
 
     max_tokens: int | None = None
-    """Most tokens to write; None: 1,024, or what the context leaves if that is less."""
+    """Maximum number of tokens to generate; None: 1,024, or what the context leaves if that is less."""
     seed: int | None = None
-    """The same seed gives the same text; None draws one, which the answer names."""
+    """The same seed gives the same text; None: a random one, returned with the answer."""
     temperature: float = 1.0
-    """Scales both ends of the schedule (1: as the checkpoint has it); 0 draws the likeliest word."""
+    """Scales both ends of the schedule (1: as the checkpoint has it); 0 takes the argmax."""
     decode: Decode = "diffuse"
     """"diffuse" refines canvases, "causal" writes left to right, "auto" takes the cheaper one."""
     max_denoising_steps: int = 48
     t_min: float = 0.4
     t_max: float = 0.8
     acceptance: Acceptance = "entropy_bound"
-    """Which positions keep their draw: the reference's rule, a probability, or so many per step."""
+    """Which positions keep their sampled token: released rule, probability threshold, or fixed number."""
     entropy_bound: float = 0.1
     min_confidence: float = 0.9
-    """With acceptance "confidence": the least probability of a guess that is kept."""
+    """With acceptance "confidence": the least probability of the argmax at an accepted position."""
     accept_per_step: int = 16
-    """With acceptance "fixed": positions kept per step."""
+    """With acceptance "fixed": positions accepted per step."""
     stability_threshold: int = 1
     confidence_threshold: float = 0.005
     top_k: int | None = None
-    """Draw among the k likeliest words only. Costs a second walk over the vocabulary."""
+    """Sample among the k most likely tokens only. Costs a second vocabulary scan."""
     top_p: float | None = None
-    """Draw among the likeliest words that together reach p (searched among the 1,024 likeliest). Costs
-    a second walk over the vocabulary."""
+    """Sample among the most likely tokens that together reach p (searched among the top 1,024). Costs a
+    second vocabulary scan."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer; they are not part of it."""
     end_tokens: tuple[int, ...] = (1, 106)
     """Tokens that end the answer, from the checkpoint."""
     ignore_end: bool = False
-    """Write on past end tokens, for measurements."""
+    """Continue past end tokens, for measurements."""
     deadline_s: float | None = None
-    """Seconds until the answer so far is returned, marked as such."""
+    """Seconds after which the answer so far is returned, with finish reason "deadline"."""
     logprobs: int | None = None
-    """So many likeliest words with their log-probabilities per token of the answer."""
+    """Number of most likely tokens to return, with log-probabilities, per token of the answer."""
 
     def __post_init__(self) -> None:
         whole = (
@@ -87,9 +130,13 @@ class GenerationParams:
         for name, low, high in real:
             self._check_number(name, (int, float), low, high)
         if self.top_p == 0:
-            raise InputError("top_p is 0; it must be above 0. For the likeliest word use temperature 0.")
+            raise InputError.about(
+                "top_p", "is 0; it must be above 0. For the most likely token use temperature 0."
+            )
         if self.t_min > self.t_max:
-            raise InputError(f"t_min is {self.t_min}, t_max is {self.t_max}; t_min must not be larger.")
+            raise InputError.about(
+                "t_min", f"is {self.t_min}, t_max is {self.t_max}; t_min must not be larger."
+            )
         self._check_choice("decode", ("diffuse", "causal", "auto"))
         self._check_choice("acceptance", ("entropy_bound", "confidence", "fixed"))
         self._check_stop()
@@ -106,15 +153,15 @@ class GenerationParams:
                     f"unknown option {name!r}{suggestion(name, known)} Options: {', '.join(known)}."
                 )
         if preset is not None and preset not in PRESETS:
-            raise InputError(
-                f"preset is {preset!r}{suggestion(str(preset), PRESETS)} Presets: {', '.join(PRESETS)}."
+            raise InputError.about(
+                "preset", f"is {preset!r}{suggestion(str(preset), PRESETS)} Presets: {', '.join(PRESETS)}."
             )
         if isinstance(options.get("stop"), str):
             options["stop"] = (options["stop"],)
         elif isinstance(options.get("stop"), list):
             options["stop"] = tuple(options["stop"])
-        given = {name: value for name, value in options.items() if value is not None}
-        changes = {**PRESETS[preset or "balanced"], **given}
+        explicit = {name: value for name, value in options.items() if value is not None}
+        changes = {**PRESETS[preset or "balanced"], **explicit}
         return replace(defaults or cls(), **changes)
 
     @classmethod
@@ -144,27 +191,31 @@ class GenerationParams:
         what = "a whole number" if kind is int else "a number"
         good = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
         if not good or value < low or (high is not None and value > high):
-            raise InputError(f"{name} is {value!r}; it must be {what} {rule}.")
+            raise InputError.about(name, f"is {value!r}; it must be {what} {rule}.")
 
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
         if value not in choices:
-            raise InputError(
-                f"{name} is {value!r}{suggestion(str(value), choices)} Choices: {', '.join(choices)}."
+            raise InputError.about(
+                name, f"is {value!r}{suggestion(str(value), choices)} Choices: {', '.join(choices)}."
             )
 
     def _check_stop(self) -> None:
         if not isinstance(self.stop, tuple) or not all(isinstance(text, str) for text in self.stop):
-            raise InputError(f"stop is {self.stop!r}; it must be a string or a list of strings.")
+            raise InputError.about("stop", f"is {self.stop!r}; it must be a string or a list of strings.")
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise InputError(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are taken.")
+            raise InputError.about(
+                "stop", f"has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are taken."
+            )
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_STRING_LEN:
-                raise InputError(
-                    f"stop has a string of {len(text)} characters; give 1 to {MAX_STOP_STRING_LEN}."
+                raise InputError.about(
+                    "stop", f"has a string of {len(text)} characters; give 1 to {MAX_STOP_STRING_LEN}."
                 )
         if not _all_whole(self.end_tokens):
-            raise InputError(f"end_tokens is {self.end_tokens!r}; it must be whole numbers of 0 or more.")
+            raise InputError.about(
+                "end_tokens", f"is {self.end_tokens!r}; it must be whole numbers of 0 or more."
+            )
 
 
 def _may_be_none(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Golden tensors of the reference, compared with both doors on a device of yours."""
+"""Compare both passes on a device with golden tensors of the reference implementation."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dgemma.checkpoint.device import check_device
 from dgemma.checkpoint.safetensors_file import read_entries, read_into
 from dgemma.language_model import LanguageModel, load
 from dgemma.machine import inspect_machine, package_versions, torch_facts
-from dgemma.model.coded_weight import CodedBank
-from dgemma.model.codes import CodeKind, Codes
-from dgemma.model.kernels.few_bits import rounded
+from dgemma.model.kernels.quantized_matmul import fake_quantize_activations
+from dgemma.model.quantized_linear import QuantizedExpertLinear
+from dgemma.model.quantized_tensor import QuantizedTensor, QuantKind
 
 FP32_LIMIT = 1e-4
-# Another device may round elsewhere than the reference did on its CPU, but not much worse.
+# Another device may round differently than the reference on its CPU, but not with a much larger error.
 BF16_MARGIN = 1.5
 _DTYPES = {"F32": torch.float32, "I32": torch.int32}
-_FEW_BITS = (CodeKind.INT4, CodeKind.INT8, CodeKind.FLOAT4)
+_QUANTIZED_KINDS = (QuantKind.INT4, QuantKind.INT8, QuantKind.FLOAT4)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Finding:
 
     @property
     def passed(self) -> bool:
-        return self.found <= self.limit  # NaN is never within a limit
+        return self.found <= self.limit  # false for NaN
 
 
 @dataclass(frozen=True)
@@ -75,18 +75,18 @@ def check(device: str, dtypes: Sequence[str]) -> Findings:
         facts = json.loads((golden / "golden.json").read_text())
         for dtype in dtypes:
             lm = load(golden / "checkpoint", dtype=dtype, device=device)
-            found = _life(lm, tensors, facts["lengths"])
-            for name, ours in found.items():
-                ours = ours.float().cpu()
+            found = _run_passes(lm, tensors, facts["lengths"])
+            for name, tensor in found.items():
+                result = tensor.float().cpu()
                 if dtype == "float32":
-                    worst = (ours - tensors[name]).abs().max().item()
+                    worst = (result - tensors[name]).abs().max().item()
                     findings.append(Finding(name, dtype, "largest difference", worst, FP32_LIMIT))
                 else:
-                    typical = typical_error(ours, tensors[name])
+                    typical = typical_error(result, tensors[name])
                     limit = BF16_MARGIN * facts["reference_bf16_error"][name]
                     findings.append(Finding(name, dtype, "typical error", typical, limit))
             findings.append(_exact_rows(lm.exact(), tensors, facts["lengths"], dtype))
-            findings += [_few_bits(kind, device, lm.dtype) for kind in _FEW_BITS]
+            findings += [_quantized_experts(kind, device, lm.dtype) for kind in _QUANTIZED_KINDS]
     return Findings(device, time.perf_counter() - started, tuple(findings))
 
 
@@ -113,13 +113,16 @@ def report(findings: Findings) -> str:
 
 
 def typical_error(found: Tensor, truth: Tensor) -> float:
-    """The worst row's median error. In bf16 a token near a routing border may change its expert,
-    which moves it far; a median is blind to the few, not to a mistake."""
+    """The largest median error of a row.
+
+    In bf16 a token near a routing border may get another expert, and then differs much. The median ignores
+    a few such tokens, but not a systematic error.
+    """
     return (found - truth).abs().flatten(1).median(dim=1).values.max().item()
 
 
-def _life(lm: LanguageModel, golden: dict[str, Tensor], lengths: Sequence[int]) -> dict[str, Tensor]:
-    """What the golden tensors recorded, here with all rows in one batch."""
+def _run_passes(lm: LanguageModel, golden: dict[str, Tensor], lengths: Sequence[int]) -> dict[str, Tensor]:
+    """Compute the tensors that are recorded as golden, with all rows in one batch."""
     cache = lm.new_cache(batch=len(lengths))
     encoded = lm.encode(golden["prompt"], cache, lengths=lengths)
     first = lm.logits(lm.denoise(golden["canvas"], cache))
@@ -130,34 +133,39 @@ def _life(lm: LanguageModel, golden: dict[str, Tensor], lengths: Sequence[int]) 
 
 
 def _exact_rows(lm: LanguageModel, golden: dict[str, Tensor], lengths: Sequence[int], dtype: str) -> Finding:
-    """Rows whose bits change when they run alone: none may, in the exact way."""
-    together = _life(lm, golden, lengths)["next"]
+    """Count rows whose bits differ when they run alone: exact execution allows none."""
+    together = _run_passes(lm, golden, lengths)["next"]
     differing = 0
     for row, length in enumerate(lengths):
         only = {name: golden[name][row : row + 1] for name in ("prompt", "canvas", "commit")}
-        alone = _life(lm, only, [length])["next"]
+        alone = _run_passes(lm, only, [length])["next"]
         differing += not torch.equal(together[row : row + 1].cpu(), alone.cpu())
     return Finding("exact rows", dtype, "differing rows", float(differing), 0.0)
 
 
-def _few_bits(kind: CodeKind, device: str, dtype: torch.dtype) -> Finding:
-    """Experts in few bits, by whatever kernel this device has, against their decoded weights."""
-    made = torch.Generator().manual_seed(0)
+def _quantized_experts(kind: QuantKind, device: str, dtype: torch.dtype) -> Finding:
+    """Quantized experts, with the kernel of this device, against their dequantized weights."""
+    generator = torch.Generator().manual_seed(0)
     experts, out, inner = 5, 96, 160
-    stored = torch.randint(256, (experts, out, inner // kind.per_byte), generator=made, dtype=torch.uint8)
-    groups = 1 if kind is CodeKind.INT8 else inner // 32
-    scale = torch.rand(experts, out, groups, generator=made).bfloat16()
-    held = Codes(kind, stored.view(kind.stored_as), scale)
-    ends = torch.tensor([7, 7, 30, 31, 64], dtype=torch.int32)
-    x = torch.randn(int(ends[-1]), inner, generator=made).to(dtype)
-    bank = CodedBank(held.with_parts({name: part.to(device) for name, part in held.parts.items()}))
-    found = bank.multiply_grouped(x.to(device), ends.to(device)).double().cpu()
-    seen = x if bank.kernel(x.to(device)) is None else rounded(x)  # the kernel for CPUs rounds them
-    weights = held.decode(torch.float32).double()
-    pieces = zip(
-        weights, seen.double().split(torch.diff(ends, prepend=ends.new_zeros(1)).tolist()), strict=True
+    stored = torch.randint(
+        256, (experts, out, inner // kind.per_byte), generator=generator, dtype=torch.uint8
     )
-    truth = torch.cat([piece @ weight.t() for weight, piece in pieces])
+    groups = 1 if kind is QuantKind.INT8 else inner // 32
+    scale = torch.rand(experts, out, groups, generator=generator).bfloat16()
+    quantized = QuantizedTensor(kind, stored.view(kind.stored_as), scale)
+    ends = torch.tensor([7, 7, 30, 31, 64], dtype=torch.int32)
+    x = torch.randn(int(ends[-1]), inner, generator=generator).to(dtype)
+    experts_linear = QuantizedExpertLinear(
+        quantized.with_parts({name: part.to(device) for name, part in quantized.parts.items()})
+    )
+    found = experts_linear.multiply_grouped(x.to(device), ends.to(device)).double().cpu()
+    # The CPU kernel quantizes activations.
+    activations = x if experts_linear.kernel(x.to(device)) is None else fake_quantize_activations(x)
+    weights = quantized.dequantize(torch.float32).double()
+    pairs = zip(
+        weights, activations.double().split(torch.diff(ends, prepend=ends.new_zeros(1)).tolist()), strict=True
+    )
+    truth = torch.cat([rows @ weight.t() for weight, rows in pairs])
     worst = ((found - truth).abs().max() / truth.abs().max()).item()
     limit = FP32_LIMIT if dtype == torch.float32 else 0.01
     return Finding(

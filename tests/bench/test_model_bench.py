@@ -21,7 +21,7 @@ from dgemma.bench.reference import ReferenceTimes, TimedReference, load_referenc
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.events import Answer, Commit, Finish, FinishReason, Timings
-from dgemma.model.stack import DenoisePart, EncodePart, Stack
+from dgemma.model.transformer import DenoiseInput, EncodeInput, Transformer
 
 CANVAS = PRESETS["tiny"].config.canvas_len
 PLAN = BenchPlan(prompt_tokens=12, canvases=3, steps=5, causal_tokens=4, rounds=1)
@@ -35,7 +35,7 @@ def sure(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sure")
     write_random(path / "random", PRESETS["tiny"].config, dtype="F32", seed=1)
     lm = dgemma.load(path / "random")
-    embedding = lm.stack.get_parameter("embedding.weight")
+    embedding = lm.transformer.get_parameter("embedding.weight")
     direction = torch.randn(embedding.shape[1], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         embedding *= 0.05
@@ -74,16 +74,16 @@ def our_parts(
     """The tokens that our stack reads, and the canvases it refines; `note` is told how many each has."""
     encoded: list[torch.Tensor] = []
     denoised: list[torch.Tensor] = []
-    forward = Stack.forward
+    forward = Transformer.forward
 
-    def counting(stack: Stack, parts: list[EncodePart | DenoisePart]) -> Any:
+    def counting(stack: Transformer, parts: list[EncodeInput | DenoiseInput]) -> Any:
         for part in parts:
-            tokens = part.tokens if isinstance(part, EncodePart) else part.canvas
-            (encoded if isinstance(part, EncodePart) else denoised).append(tokens)
+            tokens = part.tokens if isinstance(part, EncodeInput) else part.canvas
+            (encoded if isinstance(part, EncodeInput) else denoised).append(tokens)
             note(tokens.shape[1])
         return forward(stack, parts)
 
-    monkeypatch.setattr(Stack, "forward", counting)
+    monkeypatch.setattr(Transformer, "forward", counting)
     return encoded, denoised
 
 
@@ -93,7 +93,7 @@ def test_our_canvases_take_exactly_k_steps_although_they_would_settle(
     free = lm.generate(PROMPT, max_tokens=3 * CANVAS, max_denoising_steps=5, ignore_end=True, seed=0)
     assert max(free.steps) < 5
     encoded, denoised = our_parts(monkeypatch)
-    answer = model_bench._our_diffuse(lm, PROMPT, PLAN)
+    answer = model_bench._dgemma_diffuse(lm, PROMPT, PLAN)
     assert answer.steps == (5, 5, 5)
     assert [tuple(canvas.shape) for canvas in denoised] == [(1, CANVAS)] * 15
     # The prompt, then a commit between canvases.
@@ -124,7 +124,7 @@ def test_few_steps_are_k_steps_too(
     TimedReference(oracle).diffuse(torch.tensor([PROMPT]), canvases=2, steps=steps)
     assert len(denoised) == 2 * steps
     plan = BenchPlan(canvases=2, steps=steps)
-    assert model_bench._our_diffuse(lm, PROMPT, plan).steps == (steps, steps)
+    assert model_bench._dgemma_diffuse(lm, PROMPT, plan).steps == (steps, steps)
 
 
 def test_an_end_token_ends_neither_side(
@@ -134,7 +134,7 @@ def test_an_end_token_ends_neither_side(
     monkeypatch.setitem(lm.__dict__, "generation_defaults", dgemma.GenerationParams.make(end_tokens=(7, 8)))
     assert len(lm.generate(PROMPT, max_tokens=2 * CANVAS, seed=0).tokens) < 2 * CANVAS
     plan = BenchPlan(canvases=2, steps=3)
-    assert len(model_bench._our_diffuse(lm, PROMPT, plan).tokens) == 2 * CANVAS
+    assert len(model_bench._dgemma_diffuse(lm, PROMPT, plan).tokens) == 2 * CANVAS
     assert TimedReference(oracle).diffuse(torch.tensor([PROMPT]), 2, 3).num_tokens == 2 * CANVAS
 
 
@@ -143,7 +143,8 @@ def test_a_causal_token_is_one_forward_on_both_sides(
 ) -> None:
     clock = Clock(monkeypatch)
     read, _ = our_parts(monkeypatch, clock.by_tokens)
-    assert model_bench._our_causal(lm, PROMPT, 4) == 1.0, "the prompt's forward counts, or a token's does not"
+    seconds = model_bench._dgemma_causal(lm, PROMPT, 4)
+    assert seconds == 1.0, "the prompt's forward counts, or a token's does not"
     assert [tuple(tokens.shape) for tokens in read] == [(1, 12), *[(1, 1)] * 4]
     encoded = counted(oracle.model.encoder, "forward", monkeypatch)
     clock.ticks_for(oracle.model.encoder, "forward", monkeypatch, seconds=lambda n: 1.0 if n == 1 else 50.0)
@@ -164,7 +165,7 @@ def test_both_sides_write_the_same_greedy_tokens(
         return run(*args, **kwargs)
 
     monkeypatch.setattr(oracle.model.encoder, "forward", noting)
-    model_bench._our_causal(lm, PROMPT, 4)
+    model_bench._dgemma_causal(lm, PROMPT, 4)
     TimedReference(oracle).causal(torch.tensor([PROMPT]), 4)
     assert torch.cat([tokens.flatten() for tokens in ours]).tolist() == theirs
 
@@ -240,7 +241,7 @@ def test_our_figures_are_over_steps_commits_tokens_and_the_whole_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake: Any = FakeModel(Clock(monkeypatch), num_tokens=3 * CANVAS, steps=(5, 5, 5))
-    assert model_bench._our_round(fake, PROMPT, PLAN) == {
+    assert model_bench._dgemma_round(fake, PROMPT, PLAN) == {
         "seconds_per_step": 6.0 / 15,
         "seconds_per_commit": 1.0 / 2,  # the last canvas is not read again
         "seconds_per_causal_token": 0.25,
@@ -251,7 +252,7 @@ def test_our_figures_are_over_steps_commits_tokens_and_the_whole_time(
 def test_a_canvas_that_settled_early_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     fake: Any = FakeModel(Clock(monkeypatch), num_tokens=3 * CANVAS, steps=(5, 2, 5))
     with pytest.raises(AssertionError):
-        model_bench._our_round(fake, PROMPT, PLAN)
+        model_bench._dgemma_round(fake, PROMPT, PLAN)
 
 
 def test_one_canvas_has_no_commit_on_either_side(
@@ -283,8 +284,8 @@ def test_sides_take_turns_are_warmed_up_and_seconds_and_speeds_point_the_same_wa
 
         return play
 
-    monkeypatch.setattr(model_bench, "_our_round", played("ours", 1.0))
-    monkeypatch.setattr(model_bench, "_their_round", played("theirs", 4.0))
+    monkeypatch.setattr(model_bench, "_dgemma_round", played("ours", 1.0))
+    monkeypatch.setattr(model_bench, "_reference_round", played("theirs", 4.0))
     monkeypatch.setattr(model_bench, "peak_growth_bytes", lambda run, device: None)
     plan = BenchPlan(rounds=3)
     found = run_bench(lm, SimpleNamespace(), plan, said.append)  # type: ignore[arg-type]
@@ -318,8 +319,8 @@ def test_both_sides_get_the_same_prompt_and_the_peak_of_each_is_its_own(
         return 10 * len(prompts["ours"]) + len(prompts["theirs"])
 
     clock = Clock(monkeypatch)
-    monkeypatch.setattr(model_bench, "_our_diffuse", our_diffuse)
-    monkeypatch.setattr(model_bench, "_our_causal", lambda *args: 1.0)
+    monkeypatch.setattr(model_bench, "_dgemma_diffuse", our_diffuse)
+    monkeypatch.setattr(model_bench, "_dgemma_causal", lambda *args: 1.0)
     monkeypatch.setattr(model_bench, "peak_growth_bytes", peak)
     found = run_bench(lm, FakeReference(), PLAN)  # type: ignore[arg-type]
     assert prompts["ours"] == prompts["theirs"]
@@ -334,7 +335,7 @@ def test_the_reference_is_on_the_same_weights(lm: dgemma.LanguageModel, oracle: 
         ("layers.1.experts.down.weight", "model.decoder.layers.1.experts.down_proj"),
         ("embedding.weight", "lm_head.weight"),
     ):
-        assert torch.equal(lm.stack.get_parameter(ours), theirs[name]), name
+        assert torch.equal(lm.transformer.get_parameter(ours), theirs[name]), name
     assert oracle.dtype == lm.dtype
     assert not oracle.training
 

@@ -24,13 +24,21 @@ from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.checkpoint.source import open_checkpoint
 from dgemma.language_model import LanguageModel
-from dgemma.model.lora import LoraSettings, adapted, adapted_weights, attach, detach, lora_parameters
-from dgemma.model.lora_weight import LoraBank, LowRank
-from dgemma.model.stack import Stack
-from oracle import CASES, make_oracle, make_ours
+from dgemma.model.lora import (
+    LoraExpertLinear,
+    LoraFactors,
+    LoraSettings,
+    adapted,
+    adapted_weights,
+    attach,
+    detach,
+    lora_parameters,
+)
+from dgemma.model.transformer import Transformer
+from oracle import CASES, make_oracle, make_ours, new_oracle
 
 CASE = CASES[0]
-CONFIG, WEIGHTS, OURS = "adapter_config.json", "adapter_model.safetensors", "dgemma_adapter.json"
+CONFIG, WEIGHTS, DGEMMA_CONFIG = "adapter_config.json", "adapter_model.safetensors", "dgemma_adapter.json"
 LINEAR = (
     r"model\.(decoder|encoder\.language_model)\.(layers\.\d+\.(self_attn|mlp)|self_conditioning)\.\w+_proj"
 )
@@ -48,15 +56,15 @@ def saved(lm: LanguageModel, tmp_path: Path) -> Path:
     return tmp_path / "adapter"
 
 
-def only(stack: Stack, *ends: str) -> Stack:
+def only(transformer: Transformer, *ends: str) -> Transformer:
     """The adapted stack with a fresh start on the weights whose paths end so, and no others."""
-    found = adapted_weights(attach(detach(stack), SETTINGS, seed=5))
+    found = adapted_weights(attach(detach(transformer), SETTINGS, seed=5))
     added = {
-        path: LowRank(down=weight.down, up=weight.up, alpha=weight.alpha)
+        path: LoraFactors(down=weight.down, up=weight.up, alpha=weight.alpha)
         for path, weight in found.items()
         if path.endswith(ends)
     }
-    return adapted(stack, added)
+    return adapted(transformer, added)
 
 
 # Round trips
@@ -70,33 +78,37 @@ def test_an_adapter_survives_to_the_bit(dtype: torch.dtype, tmp_path: Path) -> N
     lm.save_adapter(tmp_path)
     assert {t.dtype for t in load_file(tmp_path / WEIGHTS).values()} == {dtype}
     again = base.with_adapter(tmp_path)
-    found, expected = lora_parameters(again.stack), lora_parameters(lm.stack)
+    found, expected = lora_parameters(again.transformer), lora_parameters(lm.transformer)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert not any(factor.requires_grad for factor in found.values())
     assert torch.equal(every_logit(again, CASE), every_logit(lm, CASE))
-    weights = adapted_weights(lm.stack)
-    assert all(w.alpha == weights[path].alpha for path, w in adapted_weights(again.stack).items())
+    weights = adapted_weights(lm.transformer)
+    assert all(w.alpha == weights[path].alpha for path, w in adapted_weights(again.transformer).items())
 
 
 @torch.no_grad()
 def test_fp32_factors_can_be_loaded_as_such_on_a_bf16_base_and_trained_on(tmp_path: Path) -> None:
-    oracle = make_oracle(CASE)
+    oracle = new_oracle(CASE)
     train(make_ours(oracle).with_adapter(SETTINGS), seed=1).save_adapter(tmp_path)
     base = make_ours(oracle, dtype=torch.bfloat16)
     source = open_adapter(tmp_path, base.config)
     for dtype, expected in ((None, torch.bfloat16), (torch.float32, torch.float32)):
-        stack = load_adapter(
-            base.stack, source, base_fingerprint=fingerprint(base.stack), dtype=dtype, trainable=True
+        transformer = load_adapter(
+            base.transformer,
+            source,
+            base_fingerprint=fingerprint(base.transformer),
+            dtype=dtype,
+            trainable=True,
         )
-        assert {f.dtype for f in lora_parameters(stack).values()} == {expected}
-        assert all(f.requires_grad for f in lora_parameters(stack).values())
+        assert {f.dtype for f in lora_parameters(transformer).values()} == {expected}
+        assert all(f.requires_grad for f in lora_parameters(transformer).values())
 
 
 def test_our_files_are_listed_and_say_their_base(saved: Path, lm: LanguageModel) -> None:
-    assert {file.name for file in saved.iterdir()} == {CONFIG, WEIGHTS, OURS}
-    ours = json.loads((saved / OURS).read_text())
-    assert ours == {"base_fingerprint": fingerprint(lm.stack), "dgemma_version": dgemma.__version__}
+    assert {file.name for file in saved.iterdir()} == {CONFIG, WEIGHTS, DGEMMA_CONFIG}
+    ours = json.loads((saved / DGEMMA_CONFIG).read_text())
+    assert ours == {"base_fingerprint": fingerprint(lm.transformer), "dgemma_version": dgemma.__version__}
     config = json.loads((saved / CONFIG).read_text())
     assert (config["r"], config["lora_alpha"]) == (3, 6)  # the experts'; PEFT warns of patterns for them
     assert config["rank_pattern"]["self_attn.q_proj"] == 5
@@ -107,9 +119,9 @@ def test_our_files_are_listed_and_say_their_base(saved: Path, lm: LanguageModel)
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[4]], ids=lambda case: case.name)
-def test_peft_reads_our_file_and_computes_the_same_in_both_doors(case: Any, tmp_path: Path) -> None:
+def test_peft_reads_our_file_and_computes_the_same_in_both_passes(case: Any, tmp_path: Path) -> None:
     """Every linear, every expert and the router; warnings are errors, so PEFT has none to give."""
-    oracle = make_oracle(case)
+    oracle = new_oracle(case)
     lm = train(make_ours(oracle).with_adapter(SETTINGS), seed=1)
     base = make_ours(oracle)
     lm.save_adapter(tmp_path)
@@ -131,25 +143,25 @@ def test_peft_reads_our_file_and_computes_the_same_in_both_doors(case: Any, tmp_
     ids=lambda ends: " ".join(ends),
 )
 def test_peft_reads_any_part_of_it(ends: tuple[str, ...], tmp_path: Path) -> None:
-    oracle = make_oracle(CASE)
+    oracle = new_oracle(CASE)
     base = make_ours(oracle)
-    lm = train(LanguageModel(only(base.stack, *ends)), seed=1)
+    lm = train(LanguageModel(only(base.transformer, *ends)), seed=1)
     lm.save_adapter(tmp_path)
     again = base.with_adapter(tmp_path)
-    assert lora_parameters(again.stack).keys() == lora_parameters(lm.stack).keys()
+    assert lora_parameters(again.transformer).keys() == lora_parameters(lm.transformer).keys()
     wrapped = peft.PeftModel.from_pretrained(oracle, tmp_path).base_model.model
     assert max(compare_sequence(wrapped, again, CASE, length=20).values()) < 1e-4
 
 
 def test_ranks_may_differ_from_weight_to_weight(tmp_path: Path) -> None:
-    oracle = make_oracle(CASE)
+    oracle = new_oracle(CASE)
     base = make_ours(oracle)
     added = {}
-    for number, (path, weight) in enumerate(adapted_weights(base.with_adapter(SETTINGS).stack).items()):
-        rank = weight.rank if isinstance(weight, LoraBank) else 1 + number % 3
+    for number, (path, weight) in enumerate(adapted_weights(base.with_adapter(SETTINGS).transformer).items()):
+        rank = weight.rank if isinstance(weight, LoraExpertLinear) else 1 + number % 3
         down, up = weight.down[..., :rank, :], torch.randn(*weight.up.shape[:-1], rank) * 0.1
-        added[path] = LowRank(down=down, up=up, alpha=1.0 + number % 2)
-    lm = LanguageModel(adapted(base.stack, added))
+        added[path] = LoraFactors(down=down, up=up, alpha=1.0 + number % 2)
+    lm = LanguageModel(adapted(base.transformer, added))
     lm.save_adapter(tmp_path)
     again = base.with_adapter(tmp_path)
     with torch.no_grad():
@@ -162,17 +174,17 @@ def test_ranks_may_differ_from_weight_to_weight(tmp_path: Path) -> None:
 def test_peft_itself_merges_a_shared_weight_twice(saved: Path, lm: LanguageModel) -> None:
     """Why `dgemma merge` exists; once this fails, adapter_source.py need not warn of it."""
     name = "layers.0.attention.query.weight"
-    whole = peft.PeftModel.from_pretrained(make_oracle(CASE), saved).merge_and_unload()
+    whole = peft.PeftModel.from_pretrained(new_oracle(CASE), saved).merge_and_unload()
     theirs = whole.state_dict()["model.decoder.layers.0.self_attn.q_proj.weight"]
-    base = lm.stack.get_parameter(name)
-    ours = lm.with_adapter(saved).merged().stack.get_parameter(name)
+    base = lm.transformer.get_parameter(name)
+    ours = lm.with_adapter(saved).merged().transformer.get_parameter(name)
     torch.testing.assert_close(theirs - base, 2 * (ours - base), atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
 def write_with_peft(path: Path, tied: bool = True, **options: Any) -> nn.Module:
     """An adapter that PEFT made and saved; both doors' factors equal, as our weights are. -> its model."""
-    oracle = make_oracle(CASE)
+    oracle = new_oracle(CASE)
     settings = {"r": 4, "lora_alpha": 6, "target_modules": LINEAR, **options}
     model = peft.get_peft_model(oracle, peft.LoraConfig(**settings)).eval()
     factors = {name: p for name, p in model.named_parameters() if "lora_" in name}
@@ -214,7 +226,7 @@ def test_we_read_what_peft_writes(options: dict[str, Any], tmp_path: Path) -> No
     assert max(found.values()) < 1e-4, found
 
 
-def test_two_doors_with_different_factors_are_refused(tmp_path: Path, lm: LanguageModel) -> None:
+def test_two_passes_with_different_factors_are_refused(tmp_path: Path, lm: LanguageModel) -> None:
     write_with_peft(tmp_path, tied=False)
     with pytest.raises(dgemma.CheckpointError, match="differs between encoder and decoder, but this model"):
         lm.with_adapter(tmp_path)
@@ -245,18 +257,18 @@ def test_one_of_the_two_names_is_enough(door: str, saved: Path, lm: LanguageMode
 def test_a_fingerprint_names_the_base_whatever_dtype_or_adapter(tmp_path: Path) -> None:
     write_random(tmp_path / "a", PRESETS["tiny"].config, dtype="F32", seed=1, max_shard_bytes=400_000)
     write_random(tmp_path / "b", PRESETS["tiny"].config, dtype="F32", seed=2)
-    stacks = [dgemma.load(tmp_path / "a", dtype=dtype).stack for dtype in ("float32", "bfloat16")]
+    stacks = [dgemma.load(tmp_path / "a", dtype=dtype).transformer for dtype in ("float32", "bfloat16")]
     lm = dgemma.load(tmp_path / "a")
-    stacks += [lm.with_adapter(SETTINGS).stack, lm.exact().stack]
-    found = {fingerprint(stack) for stack in stacks}
+    stacks += [lm.with_adapter(SETTINGS).transformer, lm.exact().transformer]
+    found = {fingerprint(transformer) for transformer in stacks}
     found.add(file_fingerprint(open_checkpoint(tmp_path / "a")))
     assert len(found) == 1
     assert len(found.copy().pop()) == 64
-    assert fingerprint(dgemma.load(tmp_path / "b").stack) not in found
-    assert fingerprint(train(lm.with_adapter(SETTINGS), seed=1).merged().stack) not in found
+    assert fingerprint(dgemma.load(tmp_path / "b").transformer) not in found
+    assert fingerprint(train(lm.with_adapter(SETTINGS), seed=1).merged().transformer) not in found
     with torch.no_grad():
-        lm.stack.layers[1].denoise_scalar *= 1.01
-    assert fingerprint(lm.stack) not in found
+        lm.transformer.layers[1].denoising_scalar *= 1.01
+    assert fingerprint(lm.transformer) not in found
 
 
 @torch.no_grad()
@@ -269,22 +281,22 @@ def test_an_adapter_loads_on_its_base_and_refuses_another(tmp_path: Path) -> Non
     assert config["base_model_name_or_path"] == str(tmp_path / "base1")
     for dtype in ("float32", "bfloat16"):
         lm = dgemma.load(tmp_path / "base1", dtype=dtype, adapter=tmp_path / "adapter")
-        assert {str(f.dtype) for f in lora_parameters(lm.stack).values()} == {f"torch.{dtype}"}
+        assert {str(f.dtype) for f in lora_parameters(lm.transformer).values()} == {f"torch.{dtype}"}
     other = dgemma.load(tmp_path / "base2")
     with pytest.raises(dgemma.CheckpointError) as caught:
         other.with_adapter(tmp_path / "adapter")
-    assert fingerprint(base.stack) in str(caught.value)
-    assert fingerprint(other.stack) in str(caught.value)
-    (tmp_path / "adapter" / OURS).unlink()  # as one that PEFT wrote: shapes decide
-    assert adapted_weights(other.with_adapter(tmp_path / "adapter").stack)
+    assert fingerprint(base.transformer) in str(caught.value)
+    assert fingerprint(other.transformer) in str(caught.value)
+    (tmp_path / "adapter" / DGEMMA_CONFIG).unlink()  # as one that PEFT wrote: shapes decide
+    assert adapted_weights(other.with_adapter(tmp_path / "adapter").transformer)
 
 
 def test_a_wrong_adapter_is_refused_before_the_base_is_read(
     tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_random(tmp_path / "base", PRESETS["tiny"].config)
-    monkeypatch.setattr("dgemma.language_model.load_stack", lambda *args, **options: 1 / 0)
-    with pytest.raises(dgemma.CheckpointError, match="asks for"):
+    monkeypatch.setattr("dgemma.language_model.load_transformer", lambda *args, **options: 1 / 0)
+    with pytest.raises(dgemma.CheckpointError, match="requires"):
         dgemma.load(tmp_path / "base", adapter=saved)
     with pytest.raises(dgemma.CheckpointError, match="; give the directory of an adapter"):
         dgemma.load(tmp_path / "base", adapter=tmp_path / "base")
@@ -333,12 +345,12 @@ BREAKS: list[tuple[str, Callable[[Path], None], str]] = [
     (
         "misshapen",
         edit_tensors(lambda t: t.update({Q + "A.weight": torch.zeros(5, 31)})),
-        "has shape [5, 31]; rank 5 on a weight of [32, 32] asks for [5, 32]",
+        "has shape [5, 31]; rank 5 on a weight of [32, 32] requires [5, 32]",
     ),
     (
         "wrong rank",
         edit_config(r=2),
-        "rank 2 on a weight of [8, 32, 32] asks for [16, 32]",
+        "rank 2 on a weight of [8, 32, 32] requires [16, 32]",
     ),
     (
         "unknown tensor",
@@ -379,7 +391,7 @@ BREAKS: list[tuple[str, Callable[[Path], None], str]] = [
     ("a list of ranks", edit_config(rank_pattern=[1]), "rank_pattern is [1]; it must map names to numbers"),
     ("rank zero", edit_config(rank_pattern={"q_proj": 0}), "it must map names to numbers"),
     ("a rule", edit_config(alpha_pattern={"(a+)+b": 1}), "its key '(a+)+b' is a rule. Write the names out"),
-    ("no base", lambda p: (p / OURS).write_text("{}"), "has no base_fingerprint; it is corrupt"),
+    ("no base", lambda p: (p / DGEMMA_CONFIG).write_text("{}"), "has no base_fingerprint; it is corrupt"),
 ]
 
 
@@ -453,7 +465,10 @@ def test_the_version_is_left_open_where_dgemma_is_not_installed(
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    stack = lm.with_adapter(SETTINGS).stack
+    transformer = lm.with_adapter(SETTINGS).transformer
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    save_adapter(stack, tmp_path, base_fingerprint="f")
-    assert json.loads((tmp_path / OURS).read_text()) == {"base_fingerprint": "f", "dgemma_version": None}
+    save_adapter(transformer, tmp_path, base_fingerprint="f")
+    assert json.loads((tmp_path / DGEMMA_CONFIG).read_text()) == {
+        "base_fingerprint": "f",
+        "dgemma_version": None,
+    }

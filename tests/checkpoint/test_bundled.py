@@ -21,7 +21,7 @@ def test_bundled_models_load_by_name_and_have_cards() -> None:
 
 def test_the_sudoku_model_is_small() -> None:
     lm = dgemma.load("bundled:sudoku")
-    assert sum(parameter.numel() for parameter in lm.stack.parameters()) <= 8_000_000
+    assert sum(parameter.numel() for parameter in lm.transformer.parameters()) <= 8_000_000
 
 
 def test_all_bundled_files_together_leave_the_wheel_small() -> None:

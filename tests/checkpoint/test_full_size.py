@@ -10,11 +10,11 @@ from transformers import (
     DiffusionGemmaTextConfig,
 )
 
-from dgemma.checkpoint.census import take_census
 from dgemma.checkpoint.names import VISION_PREFIXES, tensor_specs
+from dgemma.checkpoint.parameter_count import count_parameters
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.model.config import ModelConfig
-from dgemma.model.stack import Stack
+from dgemma.model.transformer import Transformer
 from oracle import tiny_vision_config
 
 RELEASED = DiffusionGemmaTextConfig(
@@ -48,26 +48,26 @@ def test_names_and_shapes_equal_the_oracles_state_dict(oracle_config: DiffusionG
     }
     assert theirs == {spec.name: spec.shape for spec in specs}
     assert tied <= oracle.state_dict().keys()
-    stack = Stack(PRESETS["26b"].config, dtype=torch.bfloat16, device="meta")
-    ours = {path: tuple(tensor.shape) for path, tensor in stack.state_dict().items()}
+    transformer = Transformer(PRESETS["26b"].config, dtype=torch.bfloat16, device="meta")
+    ours = {path: tuple(tensor.shape) for path, tensor in transformer.state_dict().items()}
     assert ours == {spec.path: spec.shape for spec in specs}
 
 
 def test_counts_are_the_published_ones() -> None:
-    census = take_census(PRESETS["26b"].config)
-    parts = census.parameters_by_part
-    assert census.total_parameters // 10**8 == 252
-    assert round(census.active_parameters / 1e8) == 38
+    counts = count_parameters(PRESETS["26b"].config)
+    parts = counts.parameters_by_part
+    assert counts.total_parameters // 10**8 == 252
+    assert round(counts.active_parameters / 1e8) == 38
     assert round(parts["experts"] / 1e7) == 2284
     assert round(parts["attention"] / 1e7) == 111
     assert round(parts["shared_mlp"] / 1e6) == 535
     assert round(parts["embedding"] / 1e6) == 738
     assert round(parts["self_conditioning"] / 1e6) == 18
-    assert sum(parts.values()) == census.total_parameters
-    assert census.bytes["bf16"] == 2 * census.total_parameters
+    assert sum(parts.values()) == counts.total_parameters
+    assert counts.bytes["bf16"] == 2 * counts.total_parameters
     # 25 sliding layers x 8 heads x 256, 5 full ones x 2 x 512, K and V in bf16
-    assert census.kv_bytes_per_1k_tokens == {"sliding": 204_800_000, "full": 20_480_000}
-    assert round(census.kv_window_bytes / 1e6) == 210
+    assert counts.kv_bytes_per_1k_tokens == {"sliding": 204_800_000, "full": 20_480_000}
+    assert round(counts.kv_window_bytes / 1e6) == 210
 
 
 @pytest.mark.parametrize("name", PRESETS)

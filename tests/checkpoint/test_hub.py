@@ -256,7 +256,7 @@ def test_too_little_room_is_refused_before_the_first_byte(
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=10))
     assert refused(NAME) == (
         f"{NAME} needs 0.00 GB, {tmp_path} has 0.00 GB free. "
-        "Make room, or set HF_HOME to a directory on a larger disk."
+        "Free some space, or set HF_HOME to a directory on a larger disk."
     )
     assert server.fetched() == []
 
@@ -266,7 +266,7 @@ def test_too_little_room_is_refused_before_the_first_byte(
     [
         (
             OSError(errno.ENOSPC, "No space left on device"),
-            f"the disk is full while fetching {NAME}; make room",
+            f"the disk is full while fetching {NAME}; free some space",
         ),
         (PermissionError(errno.EACCES, "Permission denied"), "PermissionError: [Errno 13] Permission denied"),
         (RuntimeError("xet: no answer\nmore"), f"{NAME} cannot be fetched from"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dgemma.checkpoint.census import take_census
+from dgemma.checkpoint.parameter_count import count_parameters
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.load_memory import GEOMETRY, make_checkpoint, measure
@@ -15,7 +15,7 @@ from benchmarks.load_memory import GEOMETRY, make_checkpoint, measure
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_four_gigabyte_checkpoint_peaks_at_its_size_plus_little(tmp_path: Path) -> None:
-    assert take_census(GEOMETRY).bytes["bf16"] > 4_000_000_000
+    assert count_parameters(GEOMETRY).bytes["bf16"] > 4_000_000_000
     make_checkpoint(tmp_path / "model", sparse=True)
     found = measure(tmp_path / "model", "bfloat16")
     assert found["within_limit"], found

@@ -14,7 +14,7 @@ from transformers import DiffusionGemmaForBlockDiffusion
 import dgemma
 from dgemma.checkpoint import safetensors_file
 from dgemma.checkpoint.names import tensor_specs
-from oracle import CASES, Case, make_oracle, make_ours, tokens
+from oracle import CASES, Case, make_oracle, make_ours, new_oracle, tokens
 
 CASE = CASES[2]
 
@@ -30,7 +30,7 @@ def saved(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_identical_tensors_after_the_whole_trip(case: Case, dtype: str, tmp_path: Path) -> None:
-    oracle = make_oracle(case)
+    oracle = new_oracle(case)
     oracle.to(getattr(torch, dtype)).save_pretrained(tmp_path / "a", max_shard_size="60KB")
     assert (tmp_path / "a" / "model.safetensors.index.json").exists()
     lm = dgemma.load(tmp_path / "a")
@@ -70,23 +70,25 @@ def copies(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_tied_copies_present_load_the_same(saved: Path) -> None:
-    plain = dgemma.load(saved).stack.state_dict()
+    plain = dgemma.load(saved).transformer.state_dict()
     state = load_file(saved / "model.safetensors")
     extra = copies(state)
     assert "lm_head.weight" in extra
     assert "model.encoder.language_model.layers.0.experts.gate_up_proj" in extra
     assert not any(name.endswith("layer_scalar") for name in extra)
     save_file({**state, **extra}, saved / "model.safetensors", {"format": "pt"})
-    for name, tensor in dgemma.load(saved).stack.state_dict().items():
+    for name, tensor in dgemma.load(saved).transformer.state_dict().items():
         assert torch.equal(tensor, plain[name])
 
 
 def test_a_tensor_stored_only_under_its_tied_name_loads(saved: Path) -> None:
-    plain = dgemma.load(saved).stack.state_dict()
+    plain = dgemma.load(saved).transformer.state_dict()
     state = load_file(saved / "model.safetensors")
     state["lm_head.weight"] = state.pop("model.decoder.embed_tokens.weight")
     save_file(state, saved / "model.safetensors", {"format": "pt"})
-    assert torch.equal(dgemma.load(saved).stack.state_dict()["embedding.weight"], plain["embedding.weight"])
+    assert torch.equal(
+        dgemma.load(saved).transformer.state_dict()["embedding.weight"], plain["embedding.weight"]
+    )
 
 
 def test_a_tied_copy_that_differs_is_refused(saved: Path) -> None:
@@ -101,8 +103,8 @@ def test_a_tied_copy_that_differs_is_refused(saved: Path) -> None:
 def test_loading_converts_dtypes_through_chunks(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = partial(safetensors_file.read_chunks, chunk_bytes=64)  # most tensors then need many chunks
     monkeypatch.setattr("dgemma.checkpoint.load.read_chunks", small)
-    wide = dgemma.load(saved, dtype="float32").stack.state_dict()
-    narrow = dgemma.load(saved, dtype="bfloat16").stack.state_dict()
+    wide = dgemma.load(saved, dtype="float32").transformer.state_dict()
+    narrow = dgemma.load(saved, dtype="bfloat16").transformer.state_dict()
     for name, tensor in wide.items():
         assert torch.equal(tensor.bfloat16(), narrow[name])
 
@@ -135,11 +137,11 @@ def test_a_loaded_model_equals_the_oracle_it_came_from(saved: Path) -> None:
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(saved: Path) -> None:
-    from dgemma.checkpoint.load import load_stack
+    from dgemma.checkpoint.load import load_transformer
     from dgemma.checkpoint.source import open_checkpoint
 
     source = open_checkpoint(saved)
     with (saved / "model.safetensors").open("r+b") as file:
         file.truncate(30_000)
     with pytest.raises(dgemma.CheckpointError, match="changed on disk"):
-        load_stack(source, dtype=torch.float32, device=torch.device("cpu"))
+        load_transformer(source, dtype=torch.float32, device=torch.device("cpu"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,56 @@ def test_what_the_library_writes_we_read(tmp_path: Path, wanted: dict[str, tuple
         expected = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
         assert raw.tobytes() == expected
         assert b"".join(bytes(c) for c in read_chunks(entries[name], 7)) == expected
+
+
+RARE_DTYPES = {
+    "C64": torch.complex64,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F4": torch.float4_e2m1fn_x2,
+}
+
+
+@pytest.mark.parametrize("name", RARE_DTYPES)
+def test_rare_dtypes_are_read_and_written_as_the_library_does(tmp_path: Path, name: str) -> None:
+    stored = torch.arange(64, dtype=torch.uint8).view(2, 32)
+    save_file({"a": stored.view(RARE_DTYPES[name])}, tmp_path / "library.safetensors")
+    (entry,) = read_entries(tmp_path / "library.safetensors")
+    assert (entry.dtype, entry.nbytes) == (name, 64)
+    raw = np.empty(64, np.uint8)
+    read_into(entry, raw)
+    assert raw.tobytes() == stored.numpy().tobytes()
+    ours = TensorToWrite("a", name, entry.shape, lambda: [raw])
+    write_file(tmp_path / "ours.safetensors", [ours])
+    (again,) = read_entries(tmp_path / "ours.safetensors")
+    assert (again.dtype, again.shape, again.nbytes) == (entry.dtype, entry.shape, 64)
+
+
+def test_four_bit_tensors_that_end_inside_a_byte_are_refused(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F4", "shape": [3], "data_offsets": [0, 2]}}).encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
+    with pytest.raises(CheckpointError, match="3 numbers of 4 bits are not whole bytes"):
+        read_entries(path)
+
+
+def test_a_number_of_thousands_of_digits_is_refused(tmp_path: Path) -> None:
+    header = b'{"a": {"dtype": "F32", "shape": [1' + b"0" * 5000 + b'], "data_offsets": [0, 4]}}'
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(CheckpointError, match="has no readable header"):
+        read_entries(path)
+
+
+def test_a_header_that_would_take_minutes_to_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    with path.open("wb") as file:
+        file.write((96_000_000).to_bytes(8, "little"))
+        file.truncate(97_000_000)
+    began = time.process_time()
+    with pytest.raises(CheckpointError, match="claims a header of 96000000 bytes"):
+        read_entries(path)
+    assert time.process_time() - began < 1
 
 
 @given(st.binary(max_size=200))

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from dgemma.canvas.decide import Decision, Question
-from dgemma.canvas.edit import Change, Edited
-from dgemma.canvas.fill import Candidate, Filled
 from dgemma.cli.main import main
+from dgemma.tasks.decide import Decision, Question
+from dgemma.tasks.edit import Change, Edited
+from dgemma.tasks.infill import Candidate, Filled
 
 
 class CanvasModel:
@@ -54,7 +54,7 @@ class CanvasModel:
         ]
         new = re.sub(pattern, lambda m: self.better[m[0]], text)
         return Edited(
-            text=new, changes=tuple(changes), looked_at=2, forwards=5, prompt_tokens=6, cached_tokens=4,
+            text=new, changes=tuple(changes), num_windows=2, forwards=5, prompt_tokens=6, cached_tokens=4,
             seed=options.get("seed", 99),
         )  # fmt: skip
 

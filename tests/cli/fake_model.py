@@ -15,7 +15,7 @@ from typing import Any
 
 import dgemma
 from dgemma.cli.main import main
-from dgemma.engine.service import EngineRequest
+from dgemma.engine.request import EngineRequest
 from server.fake_engine import FakeEngine, Script, by_seed
 from text.bundled import TEMPLATE, TOKENIZER
 

@@ -17,7 +17,7 @@ import dgemma
 from dgemma.checkpoint.safetensors_file import read_entries
 from dgemma.cli.doctor import what_it_means
 from dgemma.cli.main import COMMANDS, build_parser, command_name, main
-from dgemma.machine import Machine, TorchFacts
+from dgemma.machine import MachineFacts, TorchFacts
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -73,7 +73,9 @@ def test_new_makes_what_the_oracle_and_we_both_load(tiny: Path) -> None:
     lm = dgemma.load(tiny)
     theirs = DiffusionGemmaForBlockDiffusion.from_pretrained(tiny, dtype="auto").eval()
     name = "model.decoder.layers.1.experts.down_proj"
-    assert torch.equal(lm.stack.get_parameter("layers.1.experts.down.weight"), theirs.state_dict()[name])
+    assert torch.equal(
+        lm.transformer.get_parameter("layers.1.experts.down.weight"), theirs.state_dict()[name]
+    )
     assert theirs.generation_config.sampler_config.entropy_bound == 0.1
     assert theirs.generation_config.eos_token_id == [1, 106]
 
@@ -150,7 +152,7 @@ def test_doctors_advice_follows_from_the_facts(
     no_kernel: str | None,
     expected: list[str],
 ) -> None:
-    machine = Machine("Linux", "cpu", 4, features, 64_000_000_000, 32_000_000_000)
+    machine = MachineFacts("Linux", "cpu", 4, features, 64_000_000_000, 32_000_000_000)
     facts = TorchFacts("2.13", threads, "AVX2", cuda, mps)
     advice = "\n".join(what_it_means(machine, facts, no_kernel))
     assert all(words in advice for words in expected), advice
@@ -158,13 +160,13 @@ def test_doctors_advice_follows_from_the_facts(
 
 
 def test_selfcheck_passes_here_in_both_dtypes(capsys: pytest.CaptureFixture[str]) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     status, out, _ = run(capsys, "selfcheck", "--json")
     found = json.loads(out)
     assert status == 0
     assert found["passed"]
     assert {f["dtype"] for f in found["findings"]} == {"float32", "bfloat16"}
-    assert time.monotonic() - started < 120
+    assert time.process_time() - started < 120
     status, report, _ = run(capsys, "selfcheck", "--dtype", "float32")
     assert status == 0
     assert "PASSED" in report
@@ -172,10 +174,10 @@ def test_selfcheck_passes_here_in_both_dtypes(capsys: pytest.CaptureFixture[str]
 
 
 def test_selfcheck_can_fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    import dgemma.model.experts as experts
+    import dgemma.model.moe as experts
 
-    collect = experts.collect
-    monkeypatch.setattr(experts, "collect", lambda answers, w, route: collect(answers, w**2, route))
+    combine = experts.combine
+    monkeypatch.setattr(experts, "combine", lambda answers, w, route: combine(answers, w**2, route))
     status, report, _ = run(capsys, "selfcheck")
     assert status == 1
     assert report.count("FAILED") >= 5
@@ -265,7 +267,7 @@ def test_a_closed_pipe_is_not_an_error(tiny: Path) -> None:
 def test_progress_is_plain_lines_in_a_pipe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dgemma.cli import progress
+    from dgemma.cli.views import progress
 
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
     with progress.byte_progress("writing", 2_000_000_000) as advance:
@@ -276,7 +278,7 @@ def test_progress_is_plain_lines_in_a_pipe(
 def test_progress_is_a_bar_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dgemma.cli import progress
+    from dgemma.cli.views import progress
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)

@@ -14,9 +14,9 @@ import pytest
 
 import dgemma
 from cli.canvas_model import CanvasModel, documented, load_once, run
-from dgemma.canvas.calibration import Calibration
-from dgemma.canvas.decide import Choice, Question
-from dgemma.cli import progress
+from dgemma.cli.views import progress
+from dgemma.tasks.calibration import Calibration
+from dgemma.tasks.decide import Choice, Question
 
 Capture = pytest.CaptureFixture[str]
 SPAM = ("--ask", "Is it spam?")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import dgemma
 from cli.canvas_model import CanvasModel, documented, load_once, run
-from dgemma.cli import progress
-from dgemma.cli.sections import sections
+from dgemma.cli.edit import sections
+from dgemma.cli.views import progress
 
 Capture = pytest.CaptureFixture[str]
 Bytes = pytest.CaptureFixture[bytes]
@@ -133,7 +133,7 @@ def test_json_has_the_documented_keys_and_offsets_that_hold_in_the_file(
     found = json.loads(out)
     assert documented(found)
     assert list(found) == [
-        "file", "written", "changes", "looked_at", "forwards", "prompt_tokens", "cached_tokens", "seconds",
+        "file", "written", "changes", "num_windows", "forwards", "prompt_tokens", "cached_tokens", "seconds",
         "seed",
     ]  # fmt: skip
     assert [text[one["start"] : one["stop"]] for one in found["changes"]] == ["teh", "teh"]
@@ -143,7 +143,7 @@ def test_json_has_the_documented_keys_and_offsets_that_hold_in_the_file(
     }  # fmt: skip
     sections_read = len(model.calls)
     assert sections_read > 1
-    assert (found["looked_at"], found["forwards"]) == (2 * sections_read, 5 * sections_read)
+    assert (found["num_windows"], found["forwards"]) == (2 * sections_read, 5 * sections_read)
     assert not found["written"]
     assert json.loads(run(capsys, "edit", "a.txt", "", "--json", "--write")[1])["written"]
     assert path.read_bytes() == text.replace("teh", "the").encode()
@@ -168,16 +168,16 @@ def test_sections_are_the_whole_text_each_within_its_size_between_what_stands_ar
         at += len(part.text)
         assert 0 < len(part.text) <= most
         assert len(part.before) <= around
-        assert len(part.behind) <= around
+        assert len(part.after) <= around
         assert text[: part.start].endswith(part.before)
-        assert text[at:].startswith(part.behind)
+        assert text[at:].startswith(part.after)
 
 
 def test_sections_end_where_lines_end_or_before_a_blank() -> None:
     text = "one two three\nfour\nfive\nsix seven\n"
     parts = sections(text, len, most=11, around=5)
     assert [part.text for part in parts] == ["one two", " three\n", "four\nfive\n", "six seven\n"]
-    assert [(part.before, part.behind) for part in parts] == [
+    assert [(part.before, part.after) for part in parts] == [
         ("", ""),
         ("", "four\n"),
         ("", ""),
@@ -200,8 +200,8 @@ def test_a_long_text_is_read_in_sections_that_fit_under_one_seed(
         assert model.calls[1]["before"].endswith("end\n")
         asked = 1 if instruction else 0
         for call in model.calls:
-            before, own, behind = (len(call[name]) for name in ("before", "text", "behind"))
-            lead = before + asked * (64 + len(instruction) + before + own + behind)
+            before, own, after = (len(call[name]) for name in ("before", "text", "after"))
+            lead = before + asked * (64 + len(instruction) + before + own + after)
             canvas, most = model.config.canvas_len, model.config.max_positions
             assert lead + own + 2 * canvas + 12 <= most, "so that lm.edit has room for it"
 
@@ -223,10 +223,10 @@ def test_options_and_instruction_reach_the_model(model: CanvasModel, path: Path,
     path.write_text("text")
     assert run(capsys, "edit", "a.txt", "Fix it.")[0] == 0
     assert model.loads[0]["model"] == "bundled:text"
-    assert model.calls[0] == {"text": "text", "instruction": "Fix it.", "before": "", "behind": ""}
+    assert model.calls[0] == {"text": "text", "instruction": "Fix it.", "before": "", "after": ""}
     argv = "m --windows 5 a.txt --seed 3 Shorten --dtype float32 --adapter d --exact"
     assert run(capsys, "edit", *argv.split())[0] == 0
-    given = {"text": "text", "instruction": "Shorten", "before": "", "behind": "", "windows": 5, "seed": 3}
+    given = {"text": "text", "instruction": "Shorten", "before": "", "after": "", "windows": 5, "seed": 3}
     assert model.calls[1] == given
     loaded = {"dtype": "float32", "device": "cpu", "exact": True, "compile": False, "adapter": "d"}
     assert model.loads[1] == {"model": "m", **loaded}

@@ -15,8 +15,8 @@ from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.cli import eval as eval_command
 from dgemma.cli import main as command_line
-from dgemma.cli import progress
-from dgemma.evaluation.results_file import read_results
+from dgemma.cli.views import progress
+from dgemma.evaluation.results import read_results
 
 FEW = ("--max-tokens", "20", "--max-denoising-steps", "2", "--seed", "3", "--exact")
 

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 import dgemma
 from cli.canvas_model import CanvasModel, documented, load_once, run
-from dgemma.cli import progress, text_file
+from dgemma.cli import text_file
 from dgemma.cli.text_file import read_text_file
+from dgemma.cli.views import progress
 
 Capture = pytest.CaptureFixture[str]
 Bytes = pytest.CaptureFixture[bytes]
@@ -49,7 +50,7 @@ def ask_stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 # What a gap sees
 
 
-def test_a_gap_sees_all_text_before_it_fills_included_and_what_is_behind_it_up_to_the_next(
+def test_a_gap_sees_all_text_before_it_fills_included_and_what_is_after_it_up_to_the_next(
     model: CanvasModel, file: Callable[[bytes | str], str], capsys: Capture
 ) -> None:
     status, out, err = run(capsys, "fill", file("one <FILL> two <FILL><FILL> three\n"))
@@ -349,7 +350,7 @@ def test_what_somebody_wrote_meanwhile_is_never_overwritten(
         (b"text", [], "a.txt has no <FILL> in it"),
         (b"text", ["--marker", "@@"], "a.txt has no @@ in it"),
         (b"text", ["--marker", ""], "--marker is empty"),
-        (b"text", ["--marker", "x", "--line", "1"], "--marker and --line both say"),
+        (b"text", ["--marker", "x", "--line", "1"], "--marker and --line both locate"),
         (b"text", ["--column", "1"], "--column needs --line"),
         (b"a\nb", ["--line", "3"], "--line is 3; {} has lines 1 to 2."),
         (b"a\nb", ["--line", "0"], "--line is 0; {} has lines 1 to 2."),

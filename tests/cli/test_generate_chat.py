@@ -14,7 +14,7 @@ import pytest
 import dgemma
 from dgemma.cli import chat, generate
 from dgemma.cli import main as command_line
-from dgemma.cli.live_view import printable
+from dgemma.cli.views.terminal import printable
 from terminal import Program, PseudoTerminal, ScriptedModel, plain_screen
 
 Reply = Callable[[list[dict[str, Any]], dict[str, Any]], tuple[str, str]]

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from pyte import modes
 
-from dgemma.cli import live_view
-from dgemma.cli.live_view import LiveView, PlainView, lay_out, open_view, printable
+from dgemma.cli.views import answer_view
+from dgemma.cli.views.answer_view import LiveView, PlainView, open_view
+from dgemma.cli.views.terminal import BEGIN_UPDATE, lay_out, printable, window_size
 from dgemma.events import Commit, Draft, Event, Finish
+from sizes import cases
 from terminal import MARK, PseudoTerminal, Terminal, plain_screen, script
 
 WINDOWS = [(40, 24), (200, 24), (40, 10), (200, 10), (9, 5)]
@@ -102,7 +104,7 @@ def run_view(terminal: PseudoTerminal, events: Iterable[Event], *, check: bool =
 
 @pytest.mark.parametrize("joins", [False, True], ids=["code_points", "clusters"])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(cases(4, 2)))
 def test_any_text_ends_as_if_it_had_been_printed(window: tuple[int, int], joins: bool, seed: int) -> None:
     rng = random.Random(seed)
     text = random_text(rng, 60)
@@ -115,7 +117,7 @@ def test_any_text_ends_as_if_it_had_been_printed(window: tuple[int, int], joins:
             check_end(terminal.screen, plain_screen(SHELL + shown(text), *window, joins=joins))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(cases(6, 4)))
 @pytest.mark.parametrize("reflow", [True, False], ids=["reflow", "crop"])
 def test_the_window_may_be_resized_at_any_time(reflow: bool, seed: int) -> None:
     rng = random.Random(seed)
@@ -295,7 +297,7 @@ def test_repaints_are_rationed_but_no_text_is_lost() -> None:
                 view.show(event)
                 now[0] += 0.001
         assert terminal.sync().text() == ["one two three four five six seven"]
-        assert terminal.raw.count(live_view._BEGIN.encode()) <= 0.6 * live_view.REPAINTS_PER_SECOND + 3
+        assert terminal.raw.count(BEGIN_UPDATE.encode()) <= 0.6 * answer_view.REPAINTS_PER_SECOND + 3
 
 
 def test_ctrl_c_waits_for_a_whole_repaint() -> None:
@@ -349,9 +351,9 @@ def test_a_window_of_unknown_size_counts_as_80_by_24() -> None:
     with PseudoTerminal(40, 24) as terminal, terminal.writer() as out:
         terminal.screen.lines, terminal.screen.columns = 0, 0
         terminal._set_size()
-        assert live_view._window(out) == (80, 24)
+        assert window_size(out) == (80, 24)
     with open("/dev/null", "w") as nowhere:
-        assert live_view._window(nowhere) == (80, 24)
+        assert window_size(nowhere) == (80, 24)
 
 
 @pytest.mark.parametrize(
@@ -386,6 +388,9 @@ def test_a_dumb_terminal_gets_no_escapes_either() -> None:
 
 def test_a_repaint_is_quick() -> None:
     text = "The quick brown fox 日本語 " * 60
-    start = time.perf_counter()
-    lay_out([(char, "") for char in text], 80)
-    assert time.perf_counter() - start < 0.05
+    seconds = []
+    for _ in range(3):  # of the processor, and the least: others may be busy
+        start = time.process_time()
+        lay_out([(char, "") for char in text], 80)
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 0.05

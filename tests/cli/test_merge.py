@@ -49,8 +49,8 @@ def test_the_merged_checkpoint_is_what_merging_in_memory_gives(
     lm = dgemma.load(base, adapter=adapter)
     assert capsys.readouterr().out == f"{tmp_path}/out: 31 weights of {base} with {adapter} added in\n"
     found = dgemma.load(tmp_path / "out")
-    expected = lm.merged().stack.state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.stack.state_dict().items())
+    expected = lm.merged().transformer.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.transformer.state_dict().items())
     lm.merged().save(tmp_path / "saved")
     assert torch.equal(every_logit(dgemma.load(tmp_path / "saved"), CASE), every_logit(found, CASE))
     torch.testing.assert_close(every_logit(found, CASE), every_logit(lm, CASE), atol=1e-5, rtol=1e-5)
@@ -78,8 +78,8 @@ def test_a_bf16_checkpoint_stays_bf16_and_takes_the_factors_as_stored(tmp_path: 
     run(tmp_path / "base", tmp_path / "adapter", tmp_path / "out")
     found, expected = dgemma.load(tmp_path / "out"), lm.merged()
     assert found.dtype == torch.bfloat16
-    for name, tensor in expected.stack.state_dict().items():
-        assert torch.equal(found.stack.state_dict()[name], tensor), name
+    for name, tensor in expected.transformer.state_dict().items():
+        assert torch.equal(found.transformer.state_dict()[name], tensor), name
 
 
 def test_a_taken_directory_or_another_base_is_refused(base: Path, adapter: Path, tmp_path: Path) -> None:

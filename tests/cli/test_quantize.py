@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from dgemma.cli.main import main
+from dgemma.evaluation import quantized_report
 from dgemma.language_model import load
-from dgemma.machine import inspect_machine
+from dgemma.machine import MemoryFacts
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -26,21 +27,29 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
+@pytest.fixture
+def two_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short ones: random weights answer every prompt with a whole canvas of noise."""
+    monkeypatch.setattr(quantized_report, "_PROMPTS", ("Why is the sea salty?", "List the planets."))
+
+
 def test_it_writes_and_reports_what_it_did(
-    plain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], two_prompts: None
 ) -> None:
     out = tmp_path / "q"
     status, page, _ = run(capsys, "quantize", plain, str(out), "--format", "int8")
     assert status == 0
     assert "int8, 0.4 MB where" in page
     assert "steps per canvas" in page
-    assert "the likeliest word is the same at" in page
+    assert "the argmax token is the same at" in page
     status, text, _ = run(capsys, "generate", str(out), "Why?", "--max-tokens", "8", "--seed", "1")
     assert status == 0
     assert text
 
 
-def test_a_program_gets_one_object(plain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_gets_one_object(
+    plain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], two_prompts: None
+) -> None:
     status, text, _ = run(capsys, "quantize", plain, str(tmp_path / "q"), "--json")
     found = json.loads(text)
     assert status == 0
@@ -54,8 +63,8 @@ def test_a_program_gets_one_object(plain: str, tmp_path: Path, capsys: pytest.Ca
 def test_without_room_for_both_it_says_so_and_why(
     plain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = type(inspect_machine())("Linux", "cpu", 2, (), 10**9, 10**9)
-    monkeypatch.setattr("dgemma.cli.quantize.inspect_machine", lambda: small)
+    small = MemoryFacts(memory_bytes=10**9, available_bytes=10**9)
+    monkeypatch.setattr("dgemma.cli.quantize.memory_facts", lambda: small)
     status, page, _ = run(capsys, "quantize", plain, str(tmp_path / "q"))
     assert status == 0
     assert "not compared: both models need 0.0 GB of memory, 1.0 GB are free" in page
@@ -73,7 +82,7 @@ def test_a_second_time_is_refused(plain: str, tmp_path: Path, capsys: pytest.Cap
     assert "quantizing needs the plain checkpoint" in err
 
 
-def test_new_makes_few_bits_directly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_makes_quantized_weights_directly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "q")
     status, page, _ = run(capsys, "new", out, "--quantize", "nvfp4")
     assert status == 0
@@ -106,5 +115,5 @@ def test_a_full_disk_is_noticed_before_the_work(
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1000))
     status, _, err = run(capsys, "quantize", plain, str(tmp_path / "q"))
     assert status == 1
-    assert "GB free. Choose a format of fewer bits, or make room." in err
+    assert "GB free. Choose a format of fewer bits, or free some space." in err
     assert not (tmp_path / "q").exists()

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from cli.fake_model import FakeModel
-from dgemma.cli import progress
 from dgemma.cli.main import main
-from dgemma.cli.server_flags import LOAD_FLAGS, SERVER_FLAGS
-from dgemma.server.batch_requests import BatchRequests
+from dgemma.cli.server_options import LOAD_FLAGS, SERVER_FLAGS
+from dgemma.cli.views import progress
+from dgemma.server.batch.protocol import BatchRequests
 from server.fake_engine import Script
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +96,7 @@ def test_flags_reach_the_model_and_the_engine_whose_queue_takes_all(
     said(capsys, "models/other", *files, *flags.split())
     assert model.loads[0]["exact"]
     options = model.opened[0]
-    assert (options["slots"], options["queue_len"], options["max_model_len"]) == (3, 24, 300)
+    assert (options["max_num_seqs"], options["queue_len"], options["max_model_len"]) == (3, 24, 300)
     assert 200 in statuses(files[1]).values()
     deadlines = {request.params.deadline_s for request in model.engine.requests}
     assert deadlines == {86400.0}, "nobody's answer is cut short because others wait too"

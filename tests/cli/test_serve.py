@@ -20,14 +20,22 @@ import pytest
 
 from cli.fake_model import FakeModel
 from dgemma.checkpoint.presets import PRESETS
-from dgemma.cli import progress
 from dgemma.cli.main import main
-from dgemma.cli.served_model import LoadOptions, served_name
-from dgemma.cli.server_flags import BATCH_FLAGS, LOAD_FLAGS, SERVER_FLAGS, Flag, add_flags, read_flags
+from dgemma.cli.server_options import (
+    BATCH_FLAGS,
+    LOAD_FLAGS,
+    SERVER_FLAGS,
+    Flag,
+    LoadOptions,
+    add_flags,
+    read_flags,
+    served_name,
+)
+from dgemma.cli.views import progress
 from dgemma.errors import InputError
 from dgemma.server import run as server_run
-from dgemma.server.log import LOGGER
-from dgemma.server.settings import Adapter, Settings
+from dgemma.server.http.log import LOGGER
+from dgemma.server.http.settings import Adapter, Settings
 from server.served import error_of
 
 ROOT = Path(__file__).parents[2]
@@ -92,8 +100,8 @@ def test_flags_and_variables_reach_the_model_the_engine_and_the_server(
     assert model.opened == [
         {
             "adapters": {"sums": tmp_path / "a", "poems": tmp_path / "b"},
-            "slots": 3,
-            "piece": 64,
+            "max_num_seqs": 3,
+            "chunk_size": 64,
             "max_model_len": 512,
             "memory_fraction": 0.5,
             "canvas_len": 8,
@@ -149,12 +157,12 @@ def test_a_model_is_served_under_its_last_part_where_that_is_a_name(model_argume
         (
             ["--max-model-len", "10"],
             {},
-            "a context of 10 tokens has no room for a prompt and a canvas of 32. ",
+            "a context of 10 tokens has no space for a prompt and a canvas of 32. ",
         ),
         (
             ["--canvas-length", "8192"],
             {},
-            "a context of 8192 tokens has no room for a prompt and a canvas of",
+            "a context of 8192 tokens has no space for a prompt and a canvas of",
         ),
         ([], {"DGEMMA_MAX_MODEL_LEN": "9000"}, "--max-model-len is 9000; this model's context ends at 8192"),
         (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dgemma.cli import board_view, solve
+from dgemma.cli import solve
 from dgemma.cli.main import main
 from dgemma.events import Draft
 from dgemma.sudoku.grid import Grid
@@ -89,7 +89,7 @@ def test_the_board_marks_clues_doubts_and_contradictions() -> None:
     cells = PUZZLE.solution.cells
     empty = PUZZLE.clues.cells.index(".")
     wrong = cells[:empty] + cells[(empty + 1) % 9] + cells[empty + 1 :] if empty < 8 else cells
-    drawn = board_view.board(PUZZLE.clues, wrong, ["green"] * 81, "step 1")
+    drawn = solve.board(PUZZLE.clues, wrong, ["green"] * 81, "step 1")
     assert drawn.plain.splitlines()[:1] == [Grid(wrong).board().splitlines()[0]]
     assert drawn.plain.splitlines()[3] == Grid(wrong).board().splitlines()[3]
     assert drawn.plain.endswith("step 1")
@@ -103,9 +103,9 @@ def test_a_terminal_sees_every_step(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     shown: list[Draft] = []
-    original = board_view.LiveBoard.show
+    original = solve.LiveBoard.show
     monkeypatch.setattr(
-        board_view.LiveBoard, "show", lambda self, draft: (shown.append(draft), original(self, draft))[1]
+        solve.LiveBoard, "show", lambda self, draft: (shown.append(draft), original(self, draft))[1]
     )
     assert main(["solve", PUZZLE.clues.cells]) == 0
     out = capsys.readouterr().out

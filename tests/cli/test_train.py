@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
-from dgemma.cli import train, train_dry_run
+from dgemma.cli import train
 from dgemma.cli.main import main
 from dgemma.training.recipe import Recipe
 
@@ -61,8 +61,10 @@ def test_fifty_lines_an_adapter_a_score_and_an_answer(
 def test_a_dry_run_counts_the_data_and_estimates_here_and_at_the_released_size(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The medium geometry in its place: the released one takes half a minute, and README runs it.
-    monkeypatch.setitem(train_dry_run.PRESETS, "26b", PRESETS["medium"])
+    # Two wide layers in its place: the released model takes half a minute, and README runs it.
+    medium = PRESETS["medium"]
+    wide = replace(medium.config, hidden_size=2048, layers=medium.config.layers[-2:])
+    monkeypatch.setitem(train.PRESETS, "26b", replace(medium, config=wide))
     status, out, _ = run(
         capsys, "train", *basics(place, "dry"), "recompute=true", "precision=bf16", "--dry-run"
     )

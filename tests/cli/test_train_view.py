@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from pyte import modes
 
-from dgemma.cli.live_train_view import LiveTrainView
-from dgemma.cli.train_text import learning_rate, number
-from dgemma.cli.train_view import PlainTrainView, open_train_view
+from dgemma.cli.views.live_train_view import LiveTrainView
+from dgemma.cli.views.train_view import PlainTrainView, learning_rate, number, open_train_view
 from dgemma.training.report import HeldOutReport, StepReport
 from terminal import Program, PseudoTerminal, Terminal
 
@@ -46,10 +45,10 @@ class Clock:
 def test_a_line_says_all_of_a_step() -> None:
     out = io.StringIO()
     with PlainTrainView(out, 1000) as view:
-        view.step(STEP)
-        view.held_out(HELD_OUT)
-        view.saved(120)
-        view.note("the learning rate is falling")
+        view.on_step(STEP)
+        view.on_eval(HELD_OUT)
+        view.on_save(120)
+        view.on_note("the learning rate is falling")
     assert out.getvalue().splitlines() == [
         "step 120/1000  loss 3.21 (diffusion 2.10, encoder 1.11)  by noise 0.4 1.0 1.9 2.8 3.4  lr 1.5e-4  "
         "grad 0.8  812 tok/s  eta 12m",
@@ -64,7 +63,7 @@ def said_steps(clock_steps: list[tuple[float, int]], num_steps: int) -> list[int
     with PlainTrainView(out, num_steps, clock=clock) as view:
         for now, step in clock_steps:
             clock.now = now
-            view.step(replace(STEP, step=step))
+            view.on_step(replace(STEP, step=step))
     return [int(line.split()[1].split("/")[0]) for line in out.getvalue().splitlines()]
 
 
@@ -77,9 +76,9 @@ def test_lines_come_for_the_first_step_then_every_ten_seconds_and_for_the_last()
 def test_the_last_step_is_said_before_what_follows_it() -> None:
     out = io.StringIO()
     with PlainTrainView(out, 2, clock=Clock()) as view:
-        view.step(replace(STEP, step=1))
-        view.step(replace(STEP, step=2))
-        view.saved(2)
+        view.on_step(replace(STEP, step=1))
+        view.on_step(replace(STEP, step=2))
+        view.on_save(2)
     assert [line.split()[:2] for line in out.getvalue().splitlines()] == [
         ["step", "1/2"],
         ["step", "2/2"],
@@ -95,10 +94,10 @@ def test_an_interrupted_run_still_says_how_far_it_came() -> None:
 def test_noise_levels_without_an_example_keep_what_was_seen_last() -> None:
     out, clock = io.StringIO(), Clock()
     with PlainTrainView(out, 1000, clock=clock) as view:
-        view.step(replace(STEP, diffusion_by_noise=(None, 1.0, None, None, 2.0)))
-        view.step(replace(STEP, diffusion_by_noise=(None, 3.0, math.nan, None, None)))
+        view.on_step(replace(STEP, diffusion_by_noise=(None, 1.0, None, None, 2.0)))
+        view.on_step(replace(STEP, diffusion_by_noise=(None, 3.0, math.nan, None, None)))
         clock.now = 20
-        view.step(replace(STEP, diffusion_by_noise=(None,) * 5, eta_s=None))
+        view.on_step(replace(STEP, diffusion_by_noise=(None,) * 5, eta_s=None))
     first, second = out.getvalue().splitlines()
     assert "by noise - 1.0 - - 2.0  lr" in first
     assert "by noise - 3.0 nan - 2.0  lr" in second
@@ -108,7 +107,7 @@ def test_noise_levels_without_an_example_keep_what_was_seen_last() -> None:
 def test_what_a_note_holds_is_not_obeyed() -> None:
     out = io.StringIO()
     with PlainTrainView(out, 10) as view:
-        view.note("a \x1b[2J b")
+        view.on_note("a \x1b[2J b")
     assert "\x1b" not in out.getvalue()
 
 
@@ -152,8 +151,8 @@ def test_only_a_terminal_that_can_gets_the_live_view(
 
 def test_a_pipe_imports_neither_rich_nor_torch() -> None:
     code = (
-        "import sys; from dgemma.cli.train_view import open_train_view; "
-        "view = open_train_view(10); view.__enter__().note('hello'); "
+        "import sys; from dgemma.cli.views.train_view import open_train_view; "
+        "view = open_train_view(10); view.__enter__().on_note('hello'); "
         "sys.exit(bool({'rich', 'torch', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
@@ -180,9 +179,9 @@ def a_run() -> Iterator[StepReport | HeldOutReport]:
 
 def show(view: LiveTrainView, report: StepReport | HeldOutReport) -> None:
     if isinstance(report, StepReport):
-        view.step(report)
+        view.on_step(report)
     else:
-        view.held_out(report)
+        view.on_eval(report)
 
 
 def region(screen: Terminal) -> list[str]:
@@ -215,7 +214,7 @@ def test_the_region_stays_in_place_and_whole(window: tuple[int, int]) -> None:
         with terminal.writer() as out, a_view(out) as view:
             for report in a_run():
                 show(view, report)
-            view.saved(60)
+            view.on_save(60)
             screen = terminal.wait_for(
                 lambda screen: bar_of(screen).startswith("step 60/") and "60" in region(screen)[-1]
             )
@@ -270,7 +269,7 @@ def test_the_window_may_be_resized_at_any_time(reflow: bool, seed: int) -> None:
 def test_a_resized_window_is_drawn_anew_even_while_a_step_takes_long() -> None:
     clock = Clock()  # on which no repaint is ever due
     with PseudoTerminal(160, 24) as terminal, terminal.writer() as out, a_view(out, clock=clock) as view:
-        view.step(STEP)
+        view.on_step(STEP)
         for columns in (160, 60, 100):
             terminal.resize(columns, 24)
             terminal.wait_for(lambda screen, columns=columns: is_bar(bar_of(screen), columns))
@@ -298,7 +297,7 @@ def test_before_the_first_step_it_says_where_it_begins() -> None:
 
 def test_a_run_may_begin_with_a_look_at_held_out_data() -> None:
     with PseudoTerminal(60, 24) as terminal, terminal.writer() as out, a_view(out) as view:
-        view.held_out(replace(HELD_OUT, step=0))
+        view.on_eval(replace(HELD_OUT, step=0))
         screen = terminal.wait_for(lambda screen: len(region(screen)) == 4)
         assert region(screen)[3] == "held out at step 0"
 
@@ -306,13 +305,13 @@ def test_a_run_may_begin_with_a_look_at_held_out_data() -> None:
 def test_the_time_goes_on_while_a_step_takes_long() -> None:
     clock = Clock()
     with PseudoTerminal(60, 24) as terminal, terminal.writer() as out, a_view(out, clock=clock) as view:
-        view.step(STEP)
+        view.on_step(STEP)
         terminal.wait_for(lambda screen: bar_of(screen).endswith("eta 12m"))
         clock.now = 300
         terminal.wait_for(lambda screen: bar_of(screen).endswith("eta 7m"))
         clock.now = 3000
         terminal.wait_for(lambda screen: bar_of(screen).endswith("eta 0s"))
-        view.step(replace(STEP, eta_s=None))
+        view.on_step(replace(STEP, eta_s=None))
         terminal.wait_for(lambda screen: bar_of(screen).endswith("eta -"))
 
 
@@ -324,7 +323,7 @@ def test_notes_join_the_flow_above_the_region_each_once() -> None:
             for report in a_run():
                 show(view, report)
                 if report.step % 12 == 0 and notes:
-                    view.note(notes.pop(0))
+                    view.on_note(notes.pop(0))
                     terminal.wait_for(region)
                     check_whole(terminal.sync())
         text = terminal.sync().text()
@@ -335,7 +334,7 @@ def test_what_others_write_to_stderr_becomes_a_note(monkeypatch: pytest.MonkeyPa
     with PseudoTerminal(60, 24) as terminal, terminal.writer() as out:
         monkeypatch.setattr(sys, "stderr", out)
         with a_view(out) as view:
-            view.step(STEP)
+            view.on_step(STEP)
             print("UserWarning:", "careful", file=sys.stderr)
             print("unfinished", end="", file=sys.stderr)
             assert not sys.stderr.isatty()
@@ -351,8 +350,8 @@ def test_what_others_write_to_stderr_becomes_a_note(monkeypatch: pytest.MonkeyPa
 def test_a_terminal_without_utf8_gets_what_it_knows(encoding: str) -> None:
     with PseudoTerminal(60, 24, encoding=encoding) as terminal:
         with terminal.writer(encoding) as out, a_view(out) as view:
-            view.step(replace(STEP, loss=-1e-30, diffusion=-12345.0, tokens_per_second=math.nan))
-            view.note("größer 日本")
+            view.on_step(replace(STEP, loss=-1e-30, diffusion=-12345.0, tokens_per_second=math.nan))
+            view.on_note("größer 日本")
         text = "\n".join(terminal.sync().text())
         assert "step 120/1000" in text
         assert "er ??" in text
@@ -363,7 +362,7 @@ def test_without_colours_the_bar_can_still_be_read(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("NO_COLOR", "1")
     with PseudoTerminal(60, 24) as terminal:
         with terminal.writer() as out, a_view(out) as view:
-            view.step(replace(STEP, step=500))
+            view.on_step(replace(STEP, step=500))
         bar = terminal.sync().text()[len(SHELL)]
         assert b"\x1b[3" not in terminal.raw
         assert bar.count("━") in (11, 12, 13, 14)
@@ -378,14 +377,14 @@ def test_a_terminal_that_goes_away_does_not_end_the_run() -> None:
     with LiveTrainView(Gone(), 1000) as view:
         for report in a_run():
             show(view, report)
-        view.note("still here")
+        view.on_note("still here")
     assert not view._painter.is_alive()
 
 
 def test_an_error_leaves_what_was_shown_and_a_clean_terminal() -> None:
     with PseudoTerminal(60, 24) as terminal, terminal.writer() as out:
         with pytest.raises(ValueError), a_view(out) as view:  # noqa: PT012
-            view.step(STEP)
+            view.on_step(STEP)
             raise ValueError
         screen = terminal.sync()
         check_end(screen, [*SHELL, *screen.text()[len(SHELL) :]])
@@ -394,10 +393,10 @@ def test_an_error_leaves_what_was_shown_and_a_clean_terminal() -> None:
 
 PROGRAM = """
 import time
-from dgemma.cli.train_view import open_train_view
+from dgemma.cli.views.train_view import open_train_view
 try:
     with open_train_view(10, 0) as view:
-        view.note("running")
+        view.on_note("running")
         time.sleep(60)
 except KeyboardInterrupt:
     print("stopped")

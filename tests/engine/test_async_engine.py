@@ -10,22 +10,24 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dgemma.engine.async_engine import AsyncEngine, Told
+from dgemma.engine import engine as engine_module
+from dgemma.engine.async_engine import AsyncEngine, StepOutputs
 from dgemma.engine.engine import Engine
-from dgemma.engine.memory import Memory
-from dgemma.engine.scheduler import Limits
+from dgemma.engine.kv_cache_manager import KVCacheManager
+from dgemma.engine.request import EngineRequest, ValidatedRequest
+from dgemma.engine.scheduler import SchedulerConfig
 from dgemma.engine.service import (
     Accepted,
     BusyError,
     DrainingError,
+    EngineDeadError,
     EngineEvent,
     EngineFailureError,
-    EngineRequest,
     EngineStats,
 )
 from dgemma.events import Answer, Commit, Draft, Finish, FinishReason, Timings
 from dgemma.params import GenerationParams
-from engine_life import BLOCK, CONFIG, answer_alone, make_engine, question, serve
+from engine_life import CONFIG, ENCODE_BLOCK, answer_alone, make_engine, question, serve
 from virtual_time import VirtualLoop, run_virtually
 
 Result = TypeVar("Result")
@@ -36,8 +38,10 @@ LONG = replace(ASKED, params=replace(PARAMS, max_tokens=100), drafts=True)  # a 
 
 
 def open_service(slots: int = 4, kind: type[Engine] = Engine, **options: Any) -> AsyncEngine:
-    memory = Memory(page_len=4, window=CONFIG.window, full_pages=120, window_pages=40)
-    engine = make_engine(memory, Limits(slots=slots, piece=16, block=BLOCK), kind)
+    memory = KVCacheManager(block_size=4, window=CONFIG.window, full_blocks=120, window_blocks=40)
+    engine = make_engine(
+        memory, SchedulerConfig(max_num_seqs=slots, chunk_size=16, encode_block=ENCODE_BLOCK), kind
+    )
     return serve(engine, **{"max_waiting": 8, **options})
 
 
@@ -73,7 +77,7 @@ async def until_told(service: AsyncEngine) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_everybody_is_answered_as_if_alone() -> None:
+def test_every_request_is_answered_as_if_alone() -> None:
     asked = [replace(question(number), drafts=number % 2 == 0) for number in range(8)]
 
     async def main(service: AsyncEngine) -> list[Answer]:
@@ -95,7 +99,7 @@ def test_adapters_in_one_batch_do_not_touch_each_other() -> None:
 
     first, again, stats = run(main)
     assert first == again == alone
-    assert stats.prefix_hit_tokens >= 4 * len(asked), "the second time each goes on from its own first page"
+    assert stats.prefix_hit_tokens >= 4 * len(asked), "the second time each goes on from its own first block"
 
 
 @pytest.mark.parametrize("decode", ["diffuse", "causal"])
@@ -127,7 +131,7 @@ class Watched(Engine):
         self.cancellations.append((before, self.stats()))
 
 
-def test_who_leaves_frees_slot_and_pages_before_the_next_step() -> None:
+def test_who_leaves_frees_slot_and_blocks_before_the_next_step() -> None:
     async def main(service: AsyncEngine) -> None:
         engine = service._engine
         assert isinstance(engine, Watched)
@@ -144,8 +148,8 @@ def test_who_leaves_frees_slot_and_pages_before_the_next_step() -> None:
         before, behind = engine.cancellations[0]
         assert before.counters["steps"] <= steps + 1, "only the step that was under way came between"
         assert (before.slots_used, behind.slots_used) == (2, 1)
-        assert 0 < behind.full_pages_used < before.full_pages_used
-        assert 0 < behind.window_pages_used < before.window_pages_used
+        assert 0 < behind.full_blocks_used < before.full_blocks_used
+        assert 0 < behind.window_blocks_used < before.window_blocks_used
 
     run(main, kind=Watched)
 
@@ -166,7 +170,7 @@ def test_an_idle_engine_rests_and_wakes_for_a_request() -> None:
         for _ in range(2):
             assert await answers(service, [ASKED]) == [answer_alone(ASKED)]
             stats = service.stats()
-            assert (stats.slots_used, stats.num_waiting, stats.full_pages_used) == (0, 0, 0)
+            assert (stats.slots_used, stats.num_waiting, stats.full_blocks_used) == (0, 0, 0)
             await asyncio.sleep(0.05)
             assert service.stats() == stats
 
@@ -268,9 +272,9 @@ def test_an_engine_that_fails_as_a_whole_says_so_to_all(caplog: pytest.LogCaptur
     async def main(service: AsyncEngine) -> None:
         streams = [service.submit(replace(LONG, seed=seed)) for seed in range(3)]  # the third waits
         ends = await asyncio.gather(*map(finished, streams), return_exceptions=True)
-        assert [type(end) for end in ends] == [EngineFailureError] * 3
+        assert [type(end) for end in ends] == [EngineDeadError] * 3
         assert service.stats().failure == "OSError: the device is gone"
-        with pytest.raises(EngineFailureError, match="the engine has stopped: OSError"):
+        with pytest.raises(EngineDeadError, match="the engine has stopped: OSError"):
             await anext(service.submit(ASKED))
 
     run(main, slots=2, kind=Broken)
@@ -278,17 +282,77 @@ def test_an_engine_that_fails_as_a_whole_says_so_to_all(caplog: pytest.LogCaptur
     assert caplog.text.count("the engine has stopped") == 1
 
 
+class Refusing(Engine):
+    """Cannot take a request of seed 13, which its check did not foresee."""
+
+    def add(self, validated: ValidatedRequest, *, arrived: float | None = None) -> int:
+        if validated.request.seed == 13:
+            raise OSError("no memory for its bookkeeping")
+        return super().add(validated, arrived=arrived)
+
+
+def test_a_request_that_cannot_be_added_fails_alone() -> None:
+    async def main(service: AsyncEngine) -> None:
+        seeds = [1, 13, 2, 13, 3]
+        streams = [service.submit(replace(ASKED, seed=seed)) for seed in seeds]
+        ends = await asyncio.gather(*map(finished, streams), return_exceptions=True)
+        for seed, end in zip(seeds, ends, strict=True):
+            if seed == 13:
+                assert isinstance(end, EngineFailureError)
+                assert str(end) == "this request failed: OSError: no memory for its bookkeeping"
+                assert isinstance(end.__cause__, OSError)
+            else:
+                assert isinstance(end, Answer)
+                assert end.tokens == answer_alone(replace(ASKED, seed=seed)).tokens
+        stats = service.stats()
+        assert stats.failure is None
+        assert stats.num_waiting == stats.slots_used == stats.full_blocks_used == 0
+
+    run(main, kind=Refusing)
+
+
+def test_a_client_that_leaves_before_its_refusal_stops_no_other() -> None:
+    async def main(service: AsyncEngine) -> None:
+        stream = service.submit(replace(ASKED, seed=13))
+        assert isinstance(await anext(stream), Accepted)
+        await until_told(service)
+        await stream.aclose()
+        assert (await answers(service, [ASKED])) == [answer_alone(ASKED)]
+
+    run(main, kind=Refusing)
+
+
+@pytest.mark.parametrize("name", ["SequenceState", "make_sampler", "OutputBuilder", "QueuedRequest"])
+def test_an_add_that_fails_halfway_leaves_nothing_in_the_engine(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    whole = getattr(engine_module, name)
+
+    def broken(*args: Any, **options: Any) -> Any:
+        raise KeyError(name)
+
+    async def main(service: AsyncEngine) -> None:
+        monkeypatch.setattr(engine_module, name, broken)
+        with pytest.raises(EngineFailureError, match="this request failed: KeyError"):
+            await finished(service.submit(ASKED))
+        monkeypatch.setattr(engine_module, name, whole)
+        assert service.stats().num_waiting == 0
+        assert (await answers(service, [ASKED])) == [answer_alone(ASKED)]
+
+    run(main)
+
+
 def in_place(loop: VirtualLoop, **options: Any) -> AsyncEngine:
     """Without a thread, in virtual time: a hundredth of a second per step."""
 
-    async def run_step(step: Callable[[], Told]) -> Told:
+    async def run_step(step: Callable[[], StepOutputs]) -> StepOutputs:
         await asyncio.sleep(0.01)
         return step()
 
     return open_service(run_step=run_step, clock=loop.time, **options)
 
 
-def test_close_tells_whoever_still_listens() -> None:
+def test_close_fails_the_requests_that_are_still_read() -> None:
     async def main(loop: VirtualLoop) -> None:
         service = in_place(loop, slots=1)
         readers = [asyncio.create_task(finished(service.submit(replace(LONG, seed=s)))) for s in range(2)]
@@ -303,7 +367,7 @@ def test_close_tells_whoever_still_listens() -> None:
 def test_the_failure_of_an_engine_is_not_left_to_the_garbage_collector() -> None:
     async def main(loop: VirtualLoop) -> list[str]:
         service = in_place(loop, kind=Broken)
-        with pytest.raises(EngineFailureError, match="the engine has stopped"):
+        with pytest.raises(EngineDeadError, match="the engine has stopped"):
             await finished(service.submit(LONG))
         await service.drain(10)
         return loop.leftovers()

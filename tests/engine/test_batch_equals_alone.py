@@ -1,6 +1,6 @@
 """Random requests at random times through one engine: each gives what it gives alone, by the plain twin.
 
-With reuse and prompts in pieces, where most can go wrong, there are more of them than in the other ways.
+With reuse and prompts in chunks, where most can go wrong, there are more of them than in the other ways.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from adapters import SETTINGS, train
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.engine.engine import Engine
-from dgemma.engine.memory import Memory
-from dgemma.engine.scheduler import Limits
-from dgemma.engine.service import EngineRequest, Failed
+from dgemma.engine.kv_cache_manager import KVCacheManager
+from dgemma.engine.request import EngineRequest
+from dgemma.engine.scheduler import SchedulerConfig
+from dgemma.engine.service import Failed
 from dgemma.events import Answer, Finish
 from dgemma.language_model import LanguageModel
 from dgemma.model.execution import Execution
@@ -30,8 +31,8 @@ from oracle import FULL, SLIDING, Case, calm_oracle, make_ours
 from plain_answer import plain_answer
 from sizes import cases
 
-MOST = cases(500, 150)
-FEW = cases(500, 50)
+MOST = cases(500, 60)
+FEW = cases(500, 24)
 # A window that slides within a prompt, and words enough for a tokenizer that knows text.
 GEOMETRY = Case(
     "served",
@@ -109,21 +110,21 @@ def answer_together(
     tokenizer: Tokenizer,
     *,
     reuse: bool,
-    piece: int,
+    chunk_size: int,
     seed: int = 0,
 ) -> dict[int, Answer]:
-    """-> the answers of those who were not cancelled; their pages and slots are all given back."""
+    """-> the answers of those who were not cancelled; their blocks and slots are all given back."""
     rng = random.Random(seed)
-    memory = Memory(full_pages=60, window_pages=80, page_len=16, window=24, reuse=reuse)
-    limits = Limits(slots=6, piece=piece, block=64)
-    engine = Engine({name: lm.stack for name, lm in lms.items()}, memory, limits, tokenizer=tokenizer)
+    memory = KVCacheManager(full_blocks=60, window_blocks=80, block_size=16, window=24, reuse=reuse)
+    limits = SchedulerConfig(max_num_seqs=6, chunk_size=chunk_size, encode_block=64)
+    engine = Engine({name: lm.transformer for name, lm in lms.items()}, memory, limits, tokenizer=tokenizer)
     coming, here = list(asked), dict[int, int]()
     left: dict[int, int] = {}
     answers: dict[int, Answer] = {}
     while coming or not engine.is_idle:
         while coming and (rng.random() < 0.4 or engine.is_idle):
             one = coming.pop(0)
-            number = engine.add(one.request)
+            number = engine.add(engine.validate(one.request))
             here[number] = one.request.row
             if one.cancel_after is not None:
                 left[number] = one.cancel_after
@@ -136,7 +137,7 @@ def answer_together(
             del left[number]
         left = {number: steps - 1 for number, steps in left.items()}
     stats = engine.stats()
-    assert (stats.slots_used, stats.full_pages_used, stats.window_pages_used) == (0, 0, 0)
+    assert (stats.slots_used, stats.full_blocks_used, stats.window_blocks_used) == (0, 0, 0)
     if reuse:
         assert stats.prefix_hit_tokens > 10 * len(asked)
     return answers
@@ -163,15 +164,15 @@ def content(answer: Answer) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("piece", [64, 1024], ids=["chunked", "whole"])
+@pytest.mark.parametrize("chunk_size", [64, 1024], ids=["chunked", "whole"])
 @pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "no reuse"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_in_the_exact_way_a_request_in_company_is_the_same_as_alone_bit_for_bit(
-    dtype: str, reuse: bool, piece: int, tokenizer: Tokenizer
+    dtype: str, reuse: bool, chunk_size: int, tokenizer: Tokenizer
 ) -> None:
-    asked = random_requests()[: MOST if reuse and piece == 64 else FEW]
+    asked = random_requests()[: MOST if reuse and chunk_size == 64 else FEW]
     alone = answers_alone(dtype, tokenizer)
-    together = answer_together(models(dtype), asked, tokenizer, reuse=reuse, piece=piece)
+    together = answer_together(models(dtype), asked, tokenizer, reuse=reuse, chunk_size=chunk_size)
     assert len(together) > 0.8 * len(asked)
     assert {one.request.row for one in asked if one.cancel_after is None} <= together.keys()
     for row, answer in together.items():
@@ -185,7 +186,7 @@ def test_by_default_rounding_hardly_ever_turns_a_word(tokenizer: Tokenizer) -> N
     """Not promised, but measured: docs/engine.md has the figures."""
     asked = random_requests()[:FEW]
     alone = answers_alone("float32", tokenizer)
-    together = answer_together(models("float32", exact=False), asked, tokenizer, reuse=True, piece=1024)
+    together = answer_together(models("float32", exact=False), asked, tokenizer, reuse=True, chunk_size=1024)
     same = sum(answer.tokens == alone[row].tokens for row, answer in together.items())
     print(f"{same} of {len(together)} the same")
     assert same >= 0.99 * len(together)

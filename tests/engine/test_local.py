@@ -14,8 +14,8 @@ import dgemma
 from dgemma import Draft, LanguageModel
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
-from dgemma.diffusion.step import Sampler
-from dgemma.engine.local import PAGE_LEN, SLOTS
+from dgemma.engine.local import BLOCK_SIZE, MAX_NUM_SEQS
+from dgemma.sampling.sampler import Sampler
 
 OPTIONS: dict[str, Any] = {"max_denoising_steps": 3, "seed": 3, "ignore_end": True}
 
@@ -53,7 +53,7 @@ def test_the_next_turn_reads_only_what_is_new_and_changes_no_text(lm: LanguageMo
     assert first.cached_tokens == 0
     chat[1] = assistant(first.text)
     second = lm.chat(chat, max_tokens=max_tokens, **OPTIONS)
-    assert second.cached_tokens > first.prompt_tokens - 2 * PAGE_LEN
+    assert second.cached_tokens > first.prompt_tokens - 2 * BLOCK_SIZE
     fresh = lm.exact().chat(chat, max_tokens=max_tokens, **OPTIONS)
     assert fresh.cached_tokens == 0
     assert fresh.tokens == second.tokens
@@ -65,7 +65,7 @@ def test_an_answers_own_canvases_are_not_read_again(lm: LanguageModel) -> None:
     # All but the last canvas were encoded; a prompt that goes on with these tokens takes them all.
     known = len(prompt) + (len(first.tokens) - 1) // lm.config.canvas_len * lm.config.canvas_len
     longer = lm.generate((*prompt, *first.tokens), max_tokens=20, **OPTIONS)
-    assert longer.cached_tokens == known // PAGE_LEN * PAGE_LEN
+    assert longer.cached_tokens == known // BLOCK_SIZE * BLOCK_SIZE
     assert longer.tokens == lm.exact().generate((*prompt, *first.tokens), max_tokens=20, **OPTIONS).tokens
 
 
@@ -94,7 +94,7 @@ def test_a_turn_that_was_broken_off_leaves_nothing_behind(lm: LanguageModel) -> 
         assert lm.chat(chat, max_tokens=40, **OPTIONS).tokens == truth.tokens
     assert lm._engine is not None
     stats = lm._engine._engine.stats()
-    assert (stats.slots_used, stats.full_pages_used, stats.window_pages_used) == (0, 0, 0)
+    assert (stats.slots_used, stats.full_blocks_used, stats.window_blocks_used) == (0, 0, 0)
 
 
 def test_two_answers_written_in_turn_do_not_touch_each_other(lm: LanguageModel) -> None:
@@ -108,7 +108,7 @@ def test_two_answers_written_in_turn_do_not_touch_each_other(lm: LanguageModel) 
     assert finish.answer.tokens == truth[0]
 
 
-def test_nobody_runs_ahead_of_its_reader(lm: LanguageModel) -> None:
+def test_a_sequence_does_not_run_ahead_of_its_reader(lm: LanguageModel) -> None:
     """A stream that is not read costs other calls nothing but its place."""
     unread = lm.stream("Hello", max_tokens=90, **OPTIONS)
     draft = next(unread)
@@ -124,14 +124,14 @@ def test_nobody_runs_ahead_of_its_reader(lm: LanguageModel) -> None:
 
 def test_streams_that_rest_in_every_slot_do_not_block_a_call(lm: LanguageModel) -> None:
     truth = lm.exact().generate("Hello", max_tokens=8, **OPTIONS).tokens
-    open_streams = [lm.stream("x", max_tokens=32, **OPTIONS) for _ in range(SLOTS)]
+    open_streams = [lm.stream("x", max_tokens=32, **OPTIONS) for _ in range(MAX_NUM_SEQS)]
     for stream in open_streams:
         next(stream)
     assert lm.generate("Hello", max_tokens=8, **OPTIONS).tokens == truth
 
 
 def test_more_prompts_than_slots_are_all_answered(lm: LanguageModel) -> None:
-    prompts = [[5 + n % 50, 7] for n in range(SLOTS + 6)]
+    prompts = [[5 + n % 50, 7] for n in range(MAX_NUM_SEQS + 6)]
     answers = lm.generate(prompts, max_tokens=4, seeds=[1] * len(prompts), max_denoising_steps=1)
     assert [a.tokens for a in answers[:6]] == [
         lm.generate(prompt, max_tokens=4, seed=1, max_denoising_steps=1).tokens for prompt in prompts[:6]
@@ -175,8 +175,8 @@ def test_memory_grows_with_what_is_asked_for_and_keeps_what_was_read(lm: Languag
     ids = torch.randint(6, 2000, (200,), generator=torch.Generator().manual_seed(1)).tolist()
     lm.generate(ids[:100], max_tokens=8, **OPTIONS)
     assert lm._engine is not None
-    small = lm._engine._engine.stats().full_pages_total
+    small = lm._engine._engine.stats().full_blocks_total
     longer = lm.generate(ids, max_tokens=300, **OPTIONS)
-    assert lm._engine._engine.stats().full_pages_total > small
-    assert longer.cached_tokens == 100 // PAGE_LEN * PAGE_LEN
+    assert lm._engine._engine.stats().full_blocks_total > small
+    assert longer.cached_tokens == 100 // BLOCK_SIZE * BLOCK_SIZE
     assert longer.tokens == lm.exact().generate(ids, max_tokens=300, **OPTIONS).tokens

@@ -15,21 +15,22 @@ from hypothesis import given as given_cases
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from dgemma.diffusion.noise import Use, place_at, random_tokens
-from dgemma.diffusion.reading import draw_dense, scale
-from dgemma.diffusion.step import open_canvas, step
 from dgemma.engine.engine import Engine
-from dgemma.engine.memory import Memory
-from dgemma.engine.scheduler import Limits
-from dgemma.engine.service import EngineRequest, Failed
+from dgemma.engine.kv_cache_manager import KVCacheManager
+from dgemma.engine.model_runner import scan_rows
+from dgemma.engine.request import EngineRequest, PinnedTokens
+from dgemma.engine.scheduler import SchedulerConfig
+from dgemma.engine.service import Failed
 from dgemma.errors import InputError
 from dgemma.events import Answer, Commit, Draft, Event, Finish, FinishReason, Timings
-from dgemma.generation.parts import read_vocabulary, sampler_for
-from dgemma.given import Given
 from dgemma.language_model import LanguageModel
 from dgemma.params import GenerationParams
-from engine_life import BLOCK, CONFIG, tiny_models
+from dgemma.sampling.rng import NoiseStream, noise_key, random_tokens
+from dgemma.sampling.sampler import make_sampler, open_canvas, step
+from dgemma.sampling.vocab_scan import sample_dense, scale
+from engine_life import CONFIG, ENCODE_BLOCK, tiny_models
 from plain_answer import plain_answer
+from sizes import cases
 
 CANVAS = 8
 VOCAB = CONFIG.vocab_size
@@ -41,11 +42,11 @@ COOL: dict[str, Any] = {"t_min": 0.05, "t_max": 0.1}
 
 def fresh(canvas_len: int = CANVAS) -> LanguageModel:
     """An exact handle that remembers nothing yet."""
-    return LanguageModel(tiny_models()[None].stack.with_lengths(canvas_len=canvas_len))
+    return LanguageModel(tiny_models()[None].transformer.with_lengths(canvas_len=canvas_len))
 
 
 def ask(
-    given: Given | None = None,
+    given: PinnedTokens | None = None,
     *,
     prompt: tuple[int, ...] = PROMPT,
     seed: int = 1,
@@ -54,7 +55,9 @@ def ask(
     **options: Any,
 ) -> EngineRequest:
     params = GenerationParams(**{"max_denoising_steps": 3, "ignore_end": True, **options})
-    return EngineRequest(prompt=prompt, seed=seed, params=params, drafts=drafts, logit_bias=bias, given=given)
+    return EngineRequest(
+        prompt=prompt, seed=seed, params=params, drafts=drafts, logit_bias=bias, pinned=given
+    )
 
 
 def events_of(lm: LanguageModel, *requests: EngineRequest) -> list[Event]:
@@ -79,8 +82,8 @@ def content(answer: Answer) -> Answer:
     return replace(answer, timings=Timings(), cached_tokens=0)
 
 
-def check_kept(answer: Answer, given: Given | None) -> None:
-    given = given or Given()
+def check_kept(answer: Answer, given: PinnedTokens | None) -> None:
+    given = given or PinnedTokens()
     for at, token in enumerate(answer.tokens):
         assert token == given.fixed.get(at, token), f"position {at} was fixed"
         assert token in given.among.get(at, (token,)), f"position {at} was limited"
@@ -93,8 +96,8 @@ def check_kept(answer: Answer, given: Given | None) -> None:
 @torch.inference_mode()
 def plainly(lm: LanguageModel, request: EngineRequest) -> tuple[list[int], list[int], dict[int, list[float]]]:
     """-> tokens, steps, watched: the two doors and dense logits, pins put in one by one."""
-    given, params = request.given or Given(), request.params
-    sampler, size = sampler_for(params), lm.config.canvas_len
+    given, params = request.pinned or PinnedTokens(), request.params
+    sampler, size = make_sampler(params), lm.config.canvas_len
     tokens: list[int] = []
     counts: list[int] = []
     watched: dict[int, list[float]] = {}
@@ -103,8 +106,8 @@ def plainly(lm: LanguageModel, request: EngineRequest) -> tuple[list[int], list[
     assert params.max_tokens is not None
     while len(tokens) < params.max_tokens:
         begin, number = len(tokens), len(counts)
-        place = place_at([request.seed], [number], [0], lm.device)
-        canvas = random_tokens(place, Use.OPEN, size, VOCAB)
+        place = noise_key([request.seed], [number], [0], lm.device)
+        canvas = random_tokens(place, NoiseStream.OPEN, size, VOCAB)
         free = torch.ones(1, size, dtype=torch.bool)
         for at in range(size):
             canvas[0, at] = given.fixed.get(begin + at, given.begin.get(begin + at, int(canvas[0, at])))
@@ -113,33 +116,33 @@ def plainly(lm: LanguageModel, request: EngineRequest) -> tuple[list[int], list[
         if not free[0, : params.max_tokens - begin].any():
             state = replace(state, settled=torch.tensor([True]))
         while not state.settled:
-            place = place_at([request.seed], [number], [steps], lm.device)
+            place = noise_key([request.seed], [number], [steps], lm.device)
             draws = place if params.temperature > 0 else None
             heat = sampler.schedule((sampler.num_steps - state.steps).to(torch.int32), sampler.num_steps)
             hidden = lm.denoise(state.canvas, cache_, soft)
-            reading = read_vocabulary(lm.stack, hidden, heat, draws, params)
+            reading = scan_rows(lm.transformer, hidden, heat, draws, params)
             dense = lm.logits(hidden)
             for at in range(size):
                 words = given.among.get(begin + at)
                 if begin + at in given.fixed:
-                    reading.guess[0, at] = reading.drawn[0, at] = given.fixed[begin + at]
+                    reading.argmax[0, at] = reading.sampled[0, at] = given.fixed[begin + at]
                     reading.entropy[0, at] = reading.log_mass[0, at] = reading.top_logit[0, at] = 0.0
-                    reading.soft[0, at] = lm.stack.embed(torch.tensor(given.fixed[begin + at]))
+                    reading.soft[0, at] = lm.transformer.embed(torch.tensor(given.fixed[begin + at]))
                 elif words is not None:
                     others = torch.ones(VOCAB, dtype=torch.bool)
                     others[list(words)] = False
                     dense[0, at, others] = -math.inf
                     scaled = scale(dense, heat)
-                    reading.guess[0, at] = scaled[0, at].argmax()
-                    reading.drawn[0, at] = reading.guess[0, at]
+                    reading.argmax[0, at] = scaled[0, at].argmax()
+                    reading.sampled[0, at] = reading.argmax[0, at]
                     if draws is not None:
-                        reading.drawn[0, at] = draw_dense(scaled, draws)[0, at]
+                        reading.sampled[0, at] = sample_dense(scaled, draws)[0, at]
                     shares = scaled[0, at].softmax(-1)
                     reading.entropy[0, at] = torch.special.entr(shares).sum()
                     reading.log_mass[0, at] = scaled[0, at].logsumexp(-1)
                     reading.top_logit[0, at] = scaled[0, at].amax()
                     reading.soft[0, at] = lm.soft_embedding(scaled)[0, at]
-            noise = random_tokens(place, Use.RENOISE, size, VOCAB)
+            noise = random_tokens(place, NoiseStream.RENOISE, size, VOCAB)
             state = step(state, reading, noise, sampler, free)
             soft, steps = reading.soft, steps + 1
             if state.settled:
@@ -147,7 +150,7 @@ def plainly(lm: LanguageModel, request: EngineRequest) -> tuple[list[int], list[
                 for at in range(begin, begin + size):
                     if at in given.watch:
                         watched[at] = log_probs[at - begin, list(given.watch[at])].tolist()
-        guess = state.guess[0].tolist()
+        guess = state.argmax[0].tolist()
         tokens += guess[: params.max_tokens - begin]
         counts.append(steps)
         lm.encode(torch.tensor([guess]), cache_)
@@ -156,13 +159,13 @@ def plainly(lm: LanguageModel, request: EngineRequest) -> tuple[list[int], list[
 
 TWINS = {
     "nothing": None,
-    "one position": Given(fixed={3: 77}),
-    "every other": Given(fixed={at: 400 - at for at in range(0, 20, 2)}),
-    "across a border": Given(fixed=fixed_range(6, 11)),
-    "a whole canvas in the middle": Given(fixed=fixed_range(8, 16)),
-    "sets": Given(among={at: (5, 9, 17, 400, 511)[: 1 + at % 5] for at in range(20)}),
-    "a beginning": Given(begin={at: 60 + at for at in range(0, 20, 3)}),
-    "all kinds": Given(
+    "one position": PinnedTokens(fixed={3: 77}),
+    "every other": PinnedTokens(fixed={at: 400 - at for at in range(0, 20, 2)}),
+    "across a border": PinnedTokens(fixed=fixed_range(6, 11)),
+    "a whole canvas in the middle": PinnedTokens(fixed=fixed_range(8, 16)),
+    "sets": PinnedTokens(among={at: (5, 9, 17, 400, 511)[: 1 + at % 5] for at in range(20)}),
+    "a beginning": PinnedTokens(begin={at: 60 + at for at in range(0, 20, 3)}),
+    "all kinds": PinnedTokens(
         fixed={1: 9, 8: 10, 19: 11},
         among={2: (3, 4), 9: (5, 6, 7)},
         begin={4: 200, 10: 201, 8: 5},
@@ -178,7 +181,7 @@ TWINS = {
         *(("all kinds", r) for r in RULES[:1] + RULES[2:]),
     ],
 )
-def test_an_answer_with_pins_is_the_plain_twins(kind: str, rule: str) -> None:
+def test_an_answer_with_pins_equals_the_reference(kind: str, rule: str) -> None:
     temperature = 0.0 if kind == "every other" else 1.0
     request = ask(
         TWINS[kind], max_tokens=20, acceptance=rule, accept_per_step=3, temperature=temperature, **COOL
@@ -187,18 +190,18 @@ def test_an_answer_with_pins_is_the_plain_twins(kind: str, rule: str) -> None:
     tokens, steps, watched = plainly(fresh(), request)
     assert list(answer.tokens) == tokens
     assert list(answer.steps) == steps
-    check_kept(answer, request.given)
+    check_kept(answer, request.pinned)
     assert [at for at, _ in answer.watched] == sorted(watched)
     for at, words in answer.watched:
-        assert [word for word, _ in words] == list(request.given.watch[at])
+        assert [word for word, _ in words] == list(request.pinned.watch[at])
         assert [value for _, value in words] == pytest.approx(watched[at], abs=1e-4)
 
 
 def test_pins_are_what_makes_the_difference() -> None:
     """What is pinned is not what would have been written, and what follows depends on it."""
     free = answer_of(fresh(), ask(max_tokens=24, **COOL))
-    pinned = answer_of(fresh(), ask(Given(fixed=fixed_range(0, 4)), max_tokens=24, **COOL))
-    other = answer_of(fresh(), ask(Given(fixed=dict.fromkeys(range(4), 7)), max_tokens=24, **COOL))
+    pinned = answer_of(fresh(), ask(PinnedTokens(fixed=fixed_range(0, 4)), max_tokens=24, **COOL))
+    other = answer_of(fresh(), ask(PinnedTokens(fixed=dict.fromkeys(range(4), 7)), max_tokens=24, **COOL))
     assert not set(enumerate(free.tokens[:4])) & set(enumerate(pinned.tokens[:4]))
     assert len({answer.tokens[4:] for answer in (free, pinned, other)}) == 3
 
@@ -228,7 +231,7 @@ def question(number: int) -> EngineRequest:
         if max_tokens > CANVAS and rng.random() < 0.4:
             fixed |= fixed_range(0, CANVAS)
         sets = {at: tuple(sorted(rng.sample(range(VOCAB), rng.randint(1, 5)))) for at in range(max_tokens)}
-        given = Given(
+        given = PinnedTokens(
             fixed=fixed,
             among={at: sets[at] for at in sets if kinds[at] == "among" and at not in fixed},
             begin={at: rng.randrange(VOCAB) for at in range(max_tokens) if kinds[at] == "begin"},
@@ -251,26 +254,28 @@ def alone(number: int) -> Answer:
 
 
 def together(numbers: list[int], seed: int) -> dict[int, Answer]:
-    """Through an engine of few slots, whose prompts come in pieces; some come later than others."""
+    """Through an engine of few slots, whose prompts come in chunks; some come later than others."""
     rng = random.Random(seed)
-    memory = Memory(full_pages=30, window_pages=30, page_len=8, window=CONFIG.window)
+    memory = KVCacheManager(full_blocks=30, window_blocks=30, block_size=8, window=CONFIG.window)
     engine = Engine(
-        {None: fresh().stack},
+        {None: fresh().transformer},
         memory,
-        Limits(slots=rng.choice((2, 4)), piece=rng.choice((8, 64)), block=BLOCK),
+        SchedulerConfig(
+            max_num_seqs=rng.choice((2, 4)), chunk_size=rng.choice((8, 64)), encode_block=ENCODE_BLOCK
+        ),
     )
     coming = list(enumerate(numbers))
     answers: dict[int, Answer] = {}
     while coming or not engine.is_idle:
         while coming and (engine.is_idle or rng.random() < 0.6):
             row, number = coming.pop(0)
-            engine.add(replace(question(number), row=row))
+            engine.add(engine.validate(replace(question(number), row=row)))
         for _, event in engine.step():
             assert not isinstance(event, Failed), event.error
             if isinstance(event, Finish):
                 answers[event.row] = event.answer
     stats = engine.stats()
-    assert (stats.slots_used, stats.full_pages_used, stats.window_pages_used) == (0, 0, 0)
+    assert (stats.slots_used, stats.full_blocks_used, stats.window_blocks_used) == (0, 0, 0)
     assert stats.counters["denoise_forwards"] == sum(sum(answer.steps) for answer in answers.values())
     return answers
 
@@ -280,7 +285,7 @@ def together(numbers: list[int], seed: int) -> dict[int, Answer]:
     manner=st.sampled_from([None, *range(len(MANNERS))]),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(max_examples=cases(40, 20), deadline=None, derandomize=True, database=None)
 def test_an_answer_with_pins_or_beside_them_is_the_one_given_alone(
     numbers: list[int], manner: int | None, seed: int
 ) -> None:
@@ -288,19 +293,19 @@ def test_an_answer_with_pins_or_beside_them_is_the_one_given_alone(
         numbers = [number - number % len(MANNERS) + manner for number in numbers]
     answers = together(numbers, seed)
     for row, number in enumerate(numbers):
-        check_kept(answers[row], question(number).given)
+        check_kept(answers[row], question(number).pinned)
         assert content(answers[row]) == alone(number), f"question {number} in {numbers}"
 
 
 def test_the_questions_above_have_all_that_can_be_given() -> None:
     """Else they would show less than they claim."""
-    given = [question(number).given or Given() for number in range(QUESTIONS)]
+    given = [question(number).pinned or PinnedTokens() for number in range(QUESTIONS)]
     assert all(any(getattr(one, name) for one in given) for name in ("fixed", "among", "begin", "watch"))
     assert any(0 in alone(number).steps for number in range(QUESTIONS))
     assert len({alone(number).tokens for number in range(QUESTIONS)}) > QUESTIONS - 3
 
 
-def test_a_request_without_pins_is_the_plain_twins_beside_pinned_ones() -> None:
+def test_a_request_without_pins_is_the_same_beside_pinned_ones() -> None:
     request = ask(max_tokens=20, **COOL)
     company = [ask(TWINS[kind], max_tokens=20, **COOL) for kind in ("sets", "all kinds", "across a border")]
     answers = fresh()._ask([company[0], request, *company[1:]])
@@ -319,7 +324,7 @@ def test_pins_hold_in_the_default_way_too(rule: str) -> None:
     ]
     for request, answer in zip(requests, lm._ask(requests), strict=True):
         assert len(answer.tokens) == 20
-        check_kept(answer, request.given)
+        check_kept(answer, request.pinned)
 
 
 def test_all_prompts_of_a_call_have_the_same_pins() -> None:
@@ -328,7 +333,7 @@ def test_all_prompts_of_a_call_have_the_same_pins() -> None:
         [[5, 6], [7, 8, 9], [10]], pins=pins, seed=1, max_tokens=11, ignore_end=True, max_denoising_steps=2
     )
     for answer in answers:
-        check_kept(answer, Given.from_pins(pins))
+        check_kept(answer, PinnedTokens.from_pins(pins))
         assert answer.pinned == (0, 10)
     assert len({answer.tokens for answer in answers}) == 3
 
@@ -338,7 +343,7 @@ def test_all_prompts_of_a_call_have_the_same_pins() -> None:
 
 def test_a_canvas_that_is_pinned_as_a_whole_costs_no_forward() -> None:
     lm = fresh()
-    answer = answer_of(lm, ask(Given(fixed=fixed_range(0, CANVAS)), max_tokens=CANVAS))
+    answer = answer_of(lm, ask(PinnedTokens(fixed=fixed_range(0, CANVAS)), max_tokens=CANVAS))
     assert answer.tokens == tuple(range(100, 108))
     assert answer.steps == (0,)
     assert answer.finish_reason is FinishReason.LENGTH
@@ -353,7 +358,7 @@ def test_a_canvas_that_is_pinned_as_a_whole_costs_no_forward() -> None:
 )
 def test_a_whole_canvas_among_others_costs_no_forward(begin: int, end: int, free: list[int]) -> None:
     lm = fresh()
-    events = events_of(lm, ask(Given(fixed=fixed_range(begin, end)), max_tokens=24, drafts=True))
+    events = events_of(lm, ask(PinnedTokens(fixed=fixed_range(begin, end)), max_tokens=24, drafts=True))
     answer = events[-1].answer
     assert answer.steps == tuple(3 if canvas in free else 0 for canvas in range(3))
     assert forwards_of(lm) == 3 * len(free)
@@ -370,7 +375,9 @@ def test_an_answer_that_ends_within_its_pinned_canvas_costs_no_forward_for_it(ma
     """Nobody sees what would stand behind the end."""
     lm = fresh()
     last = (max_tokens - 1) // CANVAS
-    answer = answer_of(lm, ask(Given(fixed=fixed_range(last * CANVAS, max_tokens)), max_tokens=max_tokens))
+    answer = answer_of(
+        lm, ask(PinnedTokens(fixed=fixed_range(last * CANVAS, max_tokens)), max_tokens=max_tokens)
+    )
     assert answer.steps == (3,) * last + (0,)
     assert forwards_of(lm) == 3 * last
     assert answer.tokens[last * CANVAS :] == tuple(range(100 + last * CANVAS, 100 + max_tokens))
@@ -379,14 +386,16 @@ def test_an_answer_that_ends_within_its_pinned_canvas_costs_no_forward_for_it(ma
 
 def test_one_open_position_of_those_that_are_shown_costs_forwards() -> None:
     lm = fresh()
-    answer = answer_of(lm, ask(Given(fixed=fixed_range(0, 4)), max_tokens=5))
+    answer = answer_of(lm, ask(PinnedTokens(fixed=fixed_range(0, 4)), max_tokens=5))
     assert answer.steps == (3,)
     assert forwards_of(lm) == 3
 
 
 def test_a_set_of_one_word_is_found_and_not_pinned() -> None:
     lm = fresh()
-    answer = answer_of(lm, ask(Given(among={at: (100 + at,) for at in range(CANVAS)}), max_tokens=CANVAS))
+    answer = answer_of(
+        lm, ask(PinnedTokens(among={at: (100 + at,) for at in range(CANVAS)}), max_tokens=CANVAS)
+    )
     assert answer.tokens == tuple(range(100, 108))
     assert answer.pinned == ()
     assert answer.steps == (2,), "sure at once, and stable a step later"
@@ -394,7 +403,7 @@ def test_a_set_of_one_word_is_found_and_not_pinned() -> None:
 
 def test_an_end_token_that_is_pinned_ends_the_answer() -> None:
     lm = fresh()
-    given = Given(fixed={**fixed_range(0, CANVAS), 2: 1})
+    given = PinnedTokens(fixed={**fixed_range(0, CANVAS), 2: 1})
     answer = answer_of(lm, ask(given, max_tokens=24, ignore_end=False))
     assert answer.tokens == (100, 101, 1)
     assert answer.finish_reason is FinishReason.STOP
@@ -403,10 +412,10 @@ def test_an_end_token_that_is_pinned_ends_the_answer() -> None:
 
 def test_what_follows_a_pinned_canvas_reads_it() -> None:
     """As it would read the same tokens at the end of a prompt."""
-    given = Given(fixed=fixed_range(0, CANVAS), begin={CANVAS + at: 200 + at for at in range(CANVAS)})
+    given = PinnedTokens(fixed=fixed_range(0, CANVAS), begin={CANVAS + at: 200 + at for at in range(CANVAS)})
     options: dict[str, Any] = {"max_denoising_steps": 1, "temperature": 0.0}
     answer = answer_of(fresh(), ask(given, max_tokens=2 * CANVAS, **options))
-    moved = Given(begin={at: 200 + at for at in range(CANVAS)})
+    moved = PinnedTokens(begin={at: 200 + at for at in range(CANVAS)})
     longer = ask(moved, prompt=(*PROMPT, *range(100, 108)), max_tokens=CANVAS, **options)
     assert answer.tokens[CANVAS:] == answer_of(fresh(), longer).tokens
     assert answer.tokens[CANVAS:] != answer_of(fresh(), replace(longer, prompt=PROMPT)).tokens
@@ -417,7 +426,7 @@ def test_what_follows_a_pinned_canvas_reads_it() -> None:
 
 def test_a_canvas_stops_when_its_open_positions_are_settled_and_not_before() -> None:
     canvas, open_ones, most, sure = 32, (3, 17, 30), 12, 0.02
-    given = Given(fixed={at: 100 + at for at in range(canvas) if at not in open_ones})
+    given = PinnedTokens(fixed={at: 100 + at for at in range(canvas) if at not in open_ones})
     lm = fresh(canvas)
     too_early = by_itself = 0
     for seed in range(16):
@@ -450,7 +459,7 @@ def test_a_canvas_stops_when_its_open_positions_are_settled_and_not_before() -> 
 
 def test_events_say_what_was_pinned() -> None:
     fixed = {0: 11, 5: 12, 9: 13, 15: 14, 18: 15}
-    given = Given(fixed=fixed, among={1: (4, 5)}, begin={2: 6}, watch={3: (7,)})
+    given = PinnedTokens(fixed=fixed, among={1: (4, 5)}, begin={2: 6}, watch={3: (7,)})
     events = events_of(fresh(), ask(given, max_tokens=19, drafts=True))
     drafts = [event for event in events if isinstance(event, Draft)]
     commits = [event for event in events if isinstance(event, Commit)]
@@ -467,8 +476,8 @@ def test_events_say_what_was_pinned() -> None:
     assert events[-1].answer.to_json()["pinned"] == tuple(fixed)
 
 
-def test_events_say_nothing_of_pins_behind_the_end() -> None:
-    given = Given(fixed={1: 11, 3: 1, 6: 12})
+def test_events_say_nothing_of_pins_after_the_end() -> None:
+    given = PinnedTokens(fixed={1: 11, 3: 1, 6: 12})
     events = events_of(fresh(), ask(given, max_tokens=20, drafts=True, ignore_end=False, temperature=0.0))
     answer = events[-1].answer
     assert answer.finish_reason is FinishReason.STOP
@@ -478,7 +487,7 @@ def test_events_say_nothing_of_pins_behind_the_end() -> None:
 
 
 def test_an_answer_without_pins_says_so() -> None:
-    events = events_of(fresh(), ask(max_tokens=8, drafts=True), ask(Given(fixed={0: 1}), max_tokens=8))
+    events = events_of(fresh(), ask(max_tokens=8, drafts=True), ask(PinnedTokens(fixed={0: 1}), max_tokens=8))
     mine = [event for event in events if event.row == 0]
     assert all(event.pinned == () for event in mine if not isinstance(event, Finish))
     assert mine[-1].answer.pinned == mine[-1].answer.watched == ()
@@ -494,18 +503,18 @@ def dense_logits(lm: LanguageModel, prompt: tuple[int, ...], canvas: torch.Tenso
 
 def test_a_beginning_is_what_the_first_step_reads() -> None:
     begin = {at: 60 + 7 * at for at in range(CANVAS)}
-    request = ask(Given(begin=begin), max_tokens=CANVAS, max_denoising_steps=1)
+    request = ask(PinnedTokens(begin=begin), max_tokens=CANVAS, max_denoising_steps=1)
     answer = answer_of(fresh(), request)
     logits = dense_logits(fresh(), PROMPT, torch.tensor([list(begin.values())]))
     assert list(answer.tokens) == logits.argmax(-1).tolist()
     assert list(answer.tokens) != list(begin.values()), "the model may change it"
     assert answer.pinned == ()
-    assert answer.tokens != answer_of(fresh(), replace(request, given=None)).tokens
+    assert answer.tokens != answer_of(fresh(), replace(request, pinned=None)).tokens
 
 
 def test_a_beginning_of_some_positions_leaves_noise_in_the_others() -> None:
-    request = ask(Given(begin={1: 60, 6: 70}), max_tokens=CANVAS, max_denoising_steps=1, seed=9)
-    canvas = random_tokens(place_at([9], [0], [0], torch.device("cpu")), Use.OPEN, CANVAS, VOCAB)
+    request = ask(PinnedTokens(begin={1: 60, 6: 70}), max_tokens=CANVAS, max_denoising_steps=1, seed=9)
+    canvas = random_tokens(noise_key([9], [0], [0], torch.device("cpu")), NoiseStream.OPEN, CANVAS, VOCAB)
     canvas[0, 1], canvas[0, 6] = 60, 70
     assert (
         list(answer_of(fresh(), request).tokens) == dense_logits(fresh(), PROMPT, canvas).argmax(-1).tolist()
@@ -515,7 +524,7 @@ def test_a_beginning_of_some_positions_leaves_noise_in_the_others() -> None:
 def test_watched_words_are_told_as_the_dense_logits_have_them() -> None:
     begin = {at: 60 + 7 * at for at in range(CANVAS)}
     watch = {0: (5, 400, 17), 3: tuple(range(VOCAB)), 7: (67,)}
-    request = ask(Given(begin=begin, watch=watch), max_tokens=CANVAS, max_denoising_steps=1)
+    request = ask(PinnedTokens(begin=begin, watch=watch), max_tokens=CANVAS, max_denoising_steps=1)
     told = dict(answer_of(fresh(), request).watched)
     truth = dense_logits(fresh(), PROMPT, torch.tensor([list(begin.values())])).double().log_softmax(-1)
     assert list(told) == [0, 3, 7]
@@ -526,7 +535,7 @@ def test_watched_words_are_told_as_the_dense_logits_have_them() -> None:
 
 
 def test_watched_words_of_a_set_are_told_under_the_set_and_those_of_a_pin_as_the_model_has_them() -> None:
-    given = Given(
+    given = PinnedTokens(
         fixed={2: 9}, among={10: (5, 6, 7)}, watch={2: (9, 10), 10: (7, 5, 6, 8), 11: tuple(range(VOCAB))}
     )
     told = {at: dict(words) for at, words in answer_of(fresh(), ask(given, max_tokens=12)).watched}
@@ -538,7 +547,7 @@ def test_watched_words_of_a_set_are_told_under_the_set_and_those_of_a_pin_as_the
 
 
 def test_watching_changes_nothing() -> None:
-    given = Given(fixed={3: 8}, among={4: (9, 10)})
+    given = PinnedTokens(fixed={3: 8}, among={4: (9, 10)})
     plain = answer_of(fresh(), ask(given, max_tokens=12))
     watching = answer_of(fresh(), ask(replace(given, watch={0: (1,), 3: (2,), 4: (9,)}), max_tokens=12))
     assert len(watching.watched) == 3
@@ -546,7 +555,7 @@ def test_watching_changes_nothing() -> None:
 
 
 def test_the_log_probability_of_a_pinned_word_is_zero_and_those_of_a_set_sum_to_one() -> None:
-    given = Given(fixed={0: 9, 6: 10, 8: 11}, among={1: (5, 6), 9: (7,), 2: (1, 2, 3, 4, 5, 6)})
+    given = PinnedTokens(fixed={0: 9, 6: 10, 8: 11}, among={1: (5, 6), 9: (7,), 2: (1, 2, 3, 4, 5, 6)})
     events = events_of(fresh(), ask(given, max_tokens=12, logprobs=4))
     answer = events[-1].answer
     assert answer.logprobs == tuple(w for e in events if isinstance(e, Commit) for w in e.logprobs)
@@ -567,7 +576,7 @@ def test_the_log_probability_of_a_pinned_word_is_zero_and_those_of_a_set_sum_to_
 def test_a_canvas_that_is_pinned_as_a_whole_has_its_log_probabilities_too(begin: int, end: int) -> None:
     """Else those of the canvases behind it would stand at the wrong tokens."""
     fixed = fixed_range(begin, end)
-    events = events_of(fresh(), ask(Given(fixed=fixed), max_tokens=24, logprobs=2))
+    events = events_of(fresh(), ask(PinnedTokens(fixed=fixed), max_tokens=24, logprobs=2))
     answer = events[-1].answer
     assert len(answer.logprobs) == len(answer.tokens) == 24
     for at, words in enumerate(answer.logprobs):
@@ -581,15 +590,21 @@ def test_a_canvas_that_is_pinned_as_a_whole_has_its_log_probabilities_too(begin:
 
 
 @pytest.mark.parametrize(
-    "given", [Given(fixed={0: 5}), Given(among={0: (5,)}), Given(begin={0: 5}), Given(watch={0: (5,)})]
+    "given",
+    [
+        PinnedTokens(fixed={0: 5}),
+        PinnedTokens(among={0: (5,)}),
+        PinnedTokens(begin={0: 5}),
+        PinnedTokens(watch={0: (5,)}),
+    ],
 )
-def test_only_a_canvas_can_hold_pins(given: Given) -> None:
+def test_only_a_canvas_can_hold_pins(given: PinnedTokens) -> None:
     with pytest.raises(InputError, match='positions are pinned, and decode is "causal"; only a canvas'):
         answer_of(fresh(), ask(given, max_tokens=4, decode="causal"))
 
 
 def test_with_pins_the_cheaper_way_to_write_is_a_canvas() -> None:
-    answer = answer_of(fresh(), ask(Given(fixed={1: 5}), max_tokens=2, decode="auto"))
+    answer = answer_of(fresh(), ask(PinnedTokens(fixed={1: 5}), max_tokens=2, decode="auto"))
     assert answer.decode == "diffuse"
     assert answer.tokens[1] == 5
 
@@ -600,9 +615,9 @@ def test_with_pins_the_cheaper_way_to_write_is_a_canvas() -> None:
         ({8: 5}, r"position 8 is pinned; the answer has positions 0 to 7\."),
         ({-1: [5]}, r"position -1 is pinned"),
         ({True: 5}, r"position True is pinned"),
-        ({0: VOCAB}, rf"position 0 is given token {VOCAB}; this vocabulary ends at {VOCAB - 1}\."),
-        ({0: [5, -3]}, r"position 0 is given token -3"),
-        ({0: []}, r"position 0 has an empty set of words"),
+        ({0: VOCAB}, rf"position 0 is pinned to token {VOCAB}; this vocabulary ends at {VOCAB - 1}\."),
+        ({0: [5, -3]}, r"position 0 is pinned to token -3"),
+        ({0: []}, r"position 0 has an empty set of tokens"),
         ([5], r"pins is a list; give a mapping"),
         ({0: "sea"}, r"the pin of position 0 is 'sea'"),
     ],
@@ -634,13 +649,13 @@ def test_without_max_tokens_pins_may_stand_anywhere_in_the_context() -> None:
 @pytest.mark.parametrize(
     ("given", "after", "tokens", "provisional"),
     [
-        (Given(fixed=fixed_range(0, 4)), 0, 0, 0),
-        (Given(fixed=fixed_range(0, 4)), 2, 8, 8),
-        (Given(fixed=fixed_range(0, 12)), 1, 8, 0),
-        (Given(fixed=fixed_range(0, 12)), 3, 16, 8),
-        (Given(fixed=fixed_range(8, 16)), 6, 8, 0),
-        (Given(fixed=fixed_range(8, 16)), 7, 16, 0),
-        (Given(fixed=fixed_range(8, 16), among={18: (3, 4)}), 8, 24, 8),
+        (PinnedTokens(fixed=fixed_range(0, 4)), 0, 0, 0),
+        (PinnedTokens(fixed=fixed_range(0, 4)), 2, 8, 8),
+        (PinnedTokens(fixed=fixed_range(0, 12)), 1, 8, 0),
+        (PinnedTokens(fixed=fixed_range(0, 12)), 3, 16, 8),
+        (PinnedTokens(fixed=fixed_range(8, 16)), 6, 8, 0),
+        (PinnedTokens(fixed=fixed_range(8, 16)), 7, 16, 0),
+        (PinnedTokens(fixed=fixed_range(8, 16), among={18: (3, 4)}), 8, 24, 8),
     ],
     ids=[
         "at once", "in the first canvas", "behind a whole one", "in the second canvas",
@@ -648,14 +663,14 @@ def test_without_max_tokens_pins_may_stand_anywhere_in_the_context() -> None:
     ],
 )  # fmt: skip
 def test_a_deadline_ends_an_answer_with_pins_cleanly(
-    given: Given, after: int, tokens: int, provisional: int
+    given: PinnedTokens, after: int, tokens: int, provisional: int
 ) -> None:
     """By a clock that stands still between steps: `after` so many the time is up."""
     now = 0.0
-    memory = Memory(full_pages=20, window_pages=20, page_len=8, window=CONFIG.window)
-    limits = Limits(slots=2, piece=64, block=BLOCK)
-    engine = Engine({None: fresh().stack}, memory, limits, clock=lambda: now)
-    engine.add(ask(given, max_tokens=24, max_denoising_steps=6, deadline_s=10.0, logprobs=1))
+    memory = KVCacheManager(full_blocks=20, window_blocks=20, block_size=8, window=CONFIG.window)
+    limits = SchedulerConfig(max_num_seqs=2, chunk_size=64, encode_block=ENCODE_BLOCK)
+    engine = Engine({None: fresh().transformer}, memory, limits, clock=lambda: now)
+    engine.add(engine.validate(ask(given, max_tokens=24, max_denoising_steps=6, deadline_s=10.0, logprobs=1)))
     told: list[Event] = []
     for number in range(99):
         now = 11.0 if number >= after else now + 0.01
@@ -679,11 +694,11 @@ def test_a_deadline_ends_an_answer_with_pins_cleanly(
         assert commit.pinned == tuple(at for at in range(CANVAS) if begin + at in given.fixed)
     assert answer.watched == ()
     stats = engine.stats()
-    assert (stats.slots_used, stats.full_pages_used, stats.window_pages_used) == (0, 0, 0)
+    assert (stats.slots_used, stats.full_blocks_used, stats.window_blocks_used) == (0, 0, 0)
 
 
 def test_time_is_counted_as_denoising_only_where_something_was_denoised() -> None:
-    timings = answer_of(fresh(), ask(Given(fixed=fixed_range(0, 16)), max_tokens=16)).timings
+    timings = answer_of(fresh(), ask(PinnedTokens(fixed=fixed_range(0, 16)), max_tokens=16)).timings
     assert timings.denoise_s == 0.0
     assert timings.prefill_s > 0.0
     assert timings.commit_s > 0.0

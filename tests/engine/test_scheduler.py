@@ -1,6 +1,6 @@
 """Lives of many requests: nothing lost, nothing computed twice, nobody starves, all is given back.
 
-What every step is checked for stands in `page_contents`.
+What every step is checked for stands in `block_contents`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dgemma.engine.memory import Holding, Memory
-from dgemma.engine.pages import PagePool
-from dgemma.engine.prefix import KeyChain
-from dgemma.engine.scheduler import COMMIT, DENOISE, PREFILL, Entry, Limits, Scheduler
-from page_contents import Life, Request, Setting
+from block_contents import Life, Request, Setting
+from dgemma.engine.block_pool import BlockPool
+from dgemma.engine.kv_cache_manager import BlockTable, KVCacheManager
+from dgemma.engine.prefix_cache import BlockHashChain
+from dgemma.engine.scheduler import COMMIT, DENOISE, PREFILL, QueuedRequest, Scheduler, SchedulerConfig
 from random_life import random_request, random_setting, run_life
 
 STABLE = settings(derandomize=True, database=None, deadline=None)
@@ -68,7 +68,7 @@ class LivesOfRequests(RuleBasedStateMachine):
         live = [*self.life.running, *self.life.waiting]
         self.life.cancel(live[which % len(live)])
 
-    @precondition(lambda self: self.life.setting.most_gathered is None)
+    @precondition(lambda self: self.life.setting.max_gathered is None)
     @rule(length=st.integers(1, 80))
     def memory_grows(self, length: int) -> None:
         self.life.ensure([length])
@@ -104,7 +104,7 @@ def test_long_lives_under_pressure_do_so_too() -> None:
         "waits for a slot": 1000,
         "found tokens": 1000,
         "branches": 100,
-        "forgotten pages": 100,
+        "forgotten blocks": 100,
         "forgotten tails": 100,
         "grown": 5,
         "refused": 5,
@@ -112,61 +112,61 @@ def test_long_lives_under_pressure_do_so_too() -> None:
         assert met[what] >= least, (what, met)
 
 
-init_chain, add_to_chain = KeyChain.__init__, KeyChain.add
-grow, first_seen = Memory.grow, Memory._first_seen
+init_chain, add_to_chain = BlockHashChain.__init__, BlockHashChain.add
+grow, first_seen = KVCacheManager.extend, KVCacheManager._first_visible
 remove = Scheduler.remove
 
 
-def forget_root(self: KeyChain, page_len: int, root: bytes = b"") -> None:
-    init_chain(self, page_len)
+def forget_root(self: BlockHashChain, block_size: int, root: bytes = b"") -> None:
+    init_chain(self, block_size)
 
 
-def forget_what_is_before(self: KeyChain, tokens: Sequence[int]) -> None:
+def forget_what_is_before(self: BlockHashChain, tokens: Sequence[int]) -> None:
     for token in tokens:
         if not self._rest:
             self._last = b""
         add_to_chain(self, [token])
 
 
-def remember_too_soon(self: Memory, holding: Holding, length: int) -> None:
-    grow(self, holding, length)
-    self.remember(holding, tail=True)
+def remember_too_soon(self: KVCacheManager, block_table: BlockTable, length: int) -> None:
+    grow(self, block_table, length)
+    self.cache_blocks(block_table, tail=True)
 
 
-def free_what_is_kept(self: PagePool, page: int) -> None:
-    if not self.in_use(page):
-        self._free.append(page)
+def free_what_is_kept(self: BlockPool, block: int) -> None:
+    if not self.in_use(block):
+        self._free.append(block)
 
 
-def write_shared_pages(self: Memory, holding: Holding, length: int) -> None:
-    """Go on in the last page that was found, as if it were one's own."""
-    if holding.full and len(holding.full) == holding.shared_full:
-        holding.full.append(holding.full[-1])
-    grow(self, holding, length)
+def write_shared_blocks(self: KVCacheManager, block_table: BlockTable, length: int) -> None:
+    """Go on in the last block that was found, as if it were one's own."""
+    if block_table.full and len(block_table.full) == block_table.num_shared_full:
+        block_table.full.append(block_table.full[-1])
+    grow(self, block_table, length)
 
 
-def slide_too_soon(self: Memory, length: int) -> int:
-    return min(first_seen(self, length) + 1, length // self.page_len)
+def slide_too_soon(self: KVCacheManager, length: int) -> int:
+    return min(first_seen(self, length) + 1, length // self.block_size)
 
 
-def claim_too_little(self: PagePool, count: int) -> None:
-    self._claimed += max(0, count - 1)
+def claim_too_little(self: BlockPool, count: int) -> None:
+    self._num_reserved += max(0, count - 1)
 
 
-def keep_the_claim(self: PagePool, count: int) -> None:
+def keep_the_claim(self: BlockPool, count: int) -> None:
     pass
 
 
 def expire_late(self: Scheduler, now: float) -> Iterator[int]:
-    for entry in (*self._waiting.values(), *(running.entry for running in self._running.values())):
+    for entry in (*self._waiting.values(), *(running.request for running in self._running.values())):
         if entry.deadline is not None and entry.deadline < now:
-            yield entry.number
+            yield entry.request_id
 
 
-def give_a_slot_twice(self: Scheduler, number: int, *, reusable: bool = False) -> None:
-    slots = [] if self.is_waiting(number) else [self.slot(number)]
-    remove(self, number, reusable=reusable)
-    self._slots += slots
+def give_a_slot_twice(self: Scheduler, request_id: int, *, reusable: bool = False) -> None:
+    slots = [] if self.is_waiting(request_id) else [self.slot(request_id)]
+    remove(self, request_id, reusable=reusable)
+    self._free_slots += slots
 
 
 def queue_by_number(queue: list[tuple[float, int]], item: tuple[float, int]) -> None:
@@ -175,14 +175,14 @@ def queue_by_number(queue: list[tuple[float, int]], item: tuple[float, int]) -> 
 
 
 MUTANTS: list[tuple[object, str, Callable[..., object], str]] = [
-    (KeyChain, "__init__", forget_root, "overwritten"),
-    (KeyChain, "add", forget_what_is_before, "overwritten"),
-    (Memory, "grow", remember_too_soon, "a kept page was overwritten"),
-    (Memory, "grow", write_shared_pages, "somebody reads what is written"),
-    (Memory, "_first_seen", slide_too_soon, "too short|too soon"),
-    (PagePool, "_free_if_unwanted", free_what_is_kept, "free pages"),
-    (PagePool, "claim", claim_too_little, "room|more than was claimed"),
-    (PagePool, "unclaim", keep_the_claim, "room"),
+    (BlockHashChain, "__init__", forget_root, "overwritten"),
+    (BlockHashChain, "add", forget_what_is_before, "overwritten"),
+    (KVCacheManager, "extend", remember_too_soon, "a kept block was overwritten"),
+    (KVCacheManager, "extend", write_shared_blocks, "somebody reads what is written"),
+    (KVCacheManager, "_first_visible", slide_too_soon, "too short|too soon"),
+    (BlockPool, "_free_if_unreferenced", free_what_is_kept, "free blocks"),
+    (BlockPool, "reserve", claim_too_little, "room|more blocks than were reserved"),
+    (BlockPool, "unreserve", keep_the_claim, "room"),
     (Scheduler, "_expired", expire_late, "at or behind its deadline"),
     (Scheduler, "remove", give_a_slot_twice, "two have one slot"),
     (heapq, "heappush", queue_by_number, "somebody was overtaken"),
@@ -201,8 +201,8 @@ def test_the_checks_can_fail(where: object, name: str, mutant: Callable[..., obj
         lives()
 
 
-def roomy(limits: Limits, *, full_pages: int = 64) -> Life:
-    return Life(Setting(limits=limits, full_pages=full_pages, window_pages=64))
+def roomy(limits: SchedulerConfig, *, full_blocks: int = 64) -> Life:
+    return Life(Setting(limits=limits, full_blocks=full_blocks, window_blocks=64))
 
 
 @settings(STABLE, max_examples=25)
@@ -210,40 +210,40 @@ def roomy(limits: Limits, *, full_pages: int = 64) -> Life:
     above=st.integers(1, 3),
     patience=st.integers(1, 5),
     slots=st.integers(1, 3),
-    looks=st.integers(1, 3),
+    num_steps=st.integers(1, 3),
     backlog=st.integers(0, 4),
     rush=st.integers(1, 2),
 )
-def test_nobody_starves_behind_a_stream_of_higher_priorities(
-    above: int, patience: int, slots: int, looks: int, backlog: int, rush: int
+def test_no_request_starves_after_a_stream_of_higher_priorities(
+    above: int, patience: int, slots: int, num_steps: int, backlog: int, rush: int
 ) -> None:
     """The bound: one of priority p that came at t is overtaken only by those of priority q that came before
     t + (q - p) * patience_s. With one plan a second and `rush` arrivals before each that is no more than
     rush * (q - p) * patience_s of them; each has a slot for 1 + looks plans.
     """
-    life = roomy(Limits(slots=slots, piece=1000, block=1, patience_s=patience))
+    life = roomy(SchedulerConfig(max_num_seqs=slots, chunk_size=1000, encode_block=1, patience_s=patience))
     for _ in range(backlog):
-        life.submit(Request(tokens=[1, 2, 3], looks=looks))
-    low = life.submit(Request(tokens=[1, 2, 3], looks=looks))
+        life.submit(Request(tokens=[1, 2, 3], num_steps=num_steps))
+    low = life.submit(Request(tokens=[1, 2, 3], num_steps=num_steps))
     assert low is not None
     soon = above * patience
-    most_plans = 1 + (backlog + rush * soon) // slots * (1 + looks)
+    max_plans = 1 + (backlog + rush * soon) // slots * (1 + num_steps)
     came: dict[int, float] = {}
     admitted: list[int] = []
     while low not in admitted:
         for _ in range(rush):
-            number = life.submit(Request(tokens=[4, 5], looks=looks, priority=above))
-            assert number is not None
-            came[number] = life.now
+            request_id = life.submit(Request(tokens=[4, 5], num_steps=num_steps, priority=above))
+            assert request_id is not None
+            came[request_id] = life.now
         admitted += life.step(1.0).admitted
-        assert life.plans <= most_plans
+        assert life.plans <= max_plans
     before = admitted[: admitted.index(low)]
-    assert all(came[number] < soon for number in before if number in came)
+    assert all(came[request_id] < soon for request_id in before if request_id in came)
     assert len(before) <= backlog + rush * soon
 
 
 def test_the_bound_is_patience_and_nothing_else() -> None:
-    life = roomy(Limits(slots=1, piece=10, block=1, patience_s=1e6))
+    life = roomy(SchedulerConfig(max_num_seqs=1, chunk_size=10, encode_block=1, patience_s=1e6))
     low = life.submit(Request(tokens=[1]))
     for _ in range(100):
         life.submit(Request(tokens=[2], priority=1))
@@ -251,22 +251,22 @@ def test_the_bound_is_patience_and_nothing_else() -> None:
 
 
 def test_equal_priorities_are_let_in_in_the_order_they_came() -> None:
-    life = roomy(Limits(slots=1, piece=10, block=1))
-    numbers = [life.submit(Request(tokens=[1])) for _ in range(5)]
-    admitted = [number for _ in range(10) for number in life.step(0).admitted]
-    assert admitted == numbers
+    life = roomy(SchedulerConfig(max_num_seqs=1, chunk_size=10, encode_block=1))
+    request_ids = [life.submit(Request(tokens=[1])) for _ in range(5)]
+    admitted = [request_id for _ in range(10) for request_id in life.step(0).admitted]
+    assert admitted == request_ids
 
 
 def test_a_higher_priority_is_sooner_and_a_lower_one_later() -> None:
-    life = roomy(Limits(slots=1, piece=10, block=1))
+    life = roomy(SchedulerConfig(max_num_seqs=1, chunk_size=10, encode_block=1))
     for priority in (0, -1, 2, 1):
         life.submit(Request(tokens=[1], priority=priority))
-    assert [number for _ in range(8) for number in life.step(0).admitted] == [2, 3, 0, 1]
+    assert [request_id for _ in range(8) for request_id in life.step(0).admitted] == [2, 3, 0, 1]
 
 
 def test_a_large_request_is_not_overtaken_by_small_ones_for_which_there_is_room() -> None:
-    life = roomy(Limits(slots=4, piece=100, block=1), full_pages=10)
-    life.submit(Request(tokens=[1] * 19, looks=3))
+    life = roomy(SchedulerConfig(max_num_seqs=4, chunk_size=100, encode_block=1), full_blocks=10)
+    life.submit(Request(tokens=[1] * 19, num_steps=3))
     life.step()
     large = life.submit(Request(tokens=[2] * 30))
     small = life.submit(Request(tokens=[3]))
@@ -275,21 +275,21 @@ def test_a_large_request_is_not_overtaken_by_small_ones_for_which_there_is_room(
     assert life.step().admitted == (large, small)
 
 
-def test_a_deadline_is_kept_at_the_first_plan_at_or_behind_it() -> None:
-    life = roomy(Limits(slots=1, piece=10, block=1))
-    first = life.submit(Request(tokens=[1], looks=50, deadline=3.0))
+def test_a_deadline_is_kept_at_the_first_plan_at_or_after_it() -> None:
+    life = roomy(SchedulerConfig(max_num_seqs=1, chunk_size=10, encode_block=1))
+    first = life.submit(Request(tokens=[1], num_steps=50, deadline=3.0))
     second = life.submit(Request(tokens=[2], deadline=2.0))
     third = life.submit(Request(tokens=[3]))
     assert life.step().expired == ()
     assert life.step().expired == (second,), "also one that still waits"
     plan = life.step()
     assert plan.expired == (first,)
-    assert not plan.work
+    assert not plan.scheduled
     assert life.step().admitted == (third,), "the slot is free for the next plan"
 
 
 def test_who_is_late_before_it_was_let_in_is_never_let_in() -> None:
-    life = roomy(Limits(slots=1, piece=10, block=1))
+    life = roomy(SchedulerConfig(max_num_seqs=1, chunk_size=10, encode_block=1))
     late = life.submit(Request(tokens=[1], deadline=0.5))
     other = life.submit(Request(tokens=[2]))
     plan = life.step()
@@ -299,36 +299,45 @@ def test_who_is_late_before_it_was_let_in_is_never_let_in() -> None:
 
 def test_an_expired_request_is_reported_until_it_is_removed() -> None:
     scheduler = Scheduler(
-        Memory(page_len=4, window=5, full_pages=8, window_pages=8), Limits(slots=1, piece=8, block=1)
+        KVCacheManager(block_size=4, window=5, full_blocks=8, window_blocks=8),
+        SchedulerConfig(max_num_seqs=1, chunk_size=8, encode_block=1),
     )
-    scheduler.add(Entry(number=7, tokens=[1], most_tokens=1, deadline=1.0), 0.0)
-    assert scheduler.plan(1.0).expired == scheduler.plan(1.0).expired == (7,)
+    scheduler.add(QueuedRequest(request_id=7, tokens=[1], max_len=1, deadline=1.0), 0.0)
+    assert scheduler.schedule(1.0).expired == scheduler.schedule(1.0).expired == (7,)
     assert scheduler.num_waiting == 1
     scheduler.remove(7)
-    assert scheduler.plan(1.0).expired == ()
+    assert scheduler.schedule(1.0).expired == ()
     assert scheduler.num_waiting == scheduler.num_running == 0
 
 
 def spans(life: Life) -> list[tuple[int, int, int]]:
-    return [(work.number, work.start, work.stop) for work in life.step().work if work.phase is PREFILL]
+    return [
+        (scheduled.request_id, scheduled.start, scheduled.stop)
+        for scheduled in life.step().scheduled
+        if scheduled.phase is PREFILL
+    ]
 
 
 def test_prompts_share_a_budget_in_the_order_in_which_they_came_in() -> None:
-    life = roomy(Limits(slots=3, piece=8, block=2))
+    life = roomy(SchedulerConfig(max_num_seqs=3, chunk_size=8, encode_block=2))
     for token, length in enumerate((9, 5, 7)):
-        life.submit(Request(tokens=[token] * length, looks=50))
+        life.submit(Request(tokens=[token] * length, num_steps=50))
     assert spans(life) == [(0, 0, 8)]
     assert spans(life) == [(0, 8, 9), (1, 0, 5), (2, 0, 2)]
     assert spans(life) == [(2, 2, 7)]
 
 
 def test_canvases_and_commits_take_no_budget() -> None:
-    life = roomy(Limits(slots=3, piece=4, block=4))
-    life.submit(Request(tokens=[1] * 4, commits=[[5] * 6], looks=1))
+    life = roomy(SchedulerConfig(max_num_seqs=3, chunk_size=4, encode_block=4))
+    life.submit(Request(tokens=[1] * 4, commits=[[5] * 6], num_steps=1))
     life.step()
     life.submit(Request(tokens=[2] * 12))
     phases = [
-        {work.number: (work.phase, work.stop - work.start) for work in life.step().work} for _ in range(3)
+        {
+            scheduled.request_id: (scheduled.phase, scheduled.stop - scheduled.start)
+            for scheduled in life.step().scheduled
+        }
+        for _ in range(3)
     ]
     assert phases == [
         {0: (DENOISE, 0), 1: (PREFILL, 4)},
@@ -337,27 +346,31 @@ def test_canvases_and_commits_take_no_budget() -> None:
     ]
 
 
-def test_pieces_end_at_blocks_and_where_others_may_go_on() -> None:
-    life = roomy(Limits(slots=1, piece=10, block=4))
+def test_chunks_end_at_blocks_and_where_others_may_go_on() -> None:
+    life = roomy(SchedulerConfig(max_num_seqs=1, chunk_size=10, encode_block=4))
     life.submit(Request(tokens=[1] * 30, turns=[14, 3, 30]))
     ends = [stop for _ in range(5) for _, _, stop in spans(life)]
-    assert ends == [8, 12, 20, 28, 30], "a turn that ends in page 3 ends for others with page 2"
+    assert ends == [8, 12, 20, 28, 30], "a turn that ends in block 3 ends for others with block 2"
 
 
 def test_what_can_never_be_let_in_is_not_queued() -> None:
     scheduler = Scheduler(
-        Memory(page_len=4, window=5, full_pages=8, window_pages=8), Limits(slots=1, piece=8, block=1)
+        KVCacheManager(block_size=4, window=5, full_blocks=8, window_blocks=8),
+        SchedulerConfig(max_num_seqs=1, chunk_size=8, encode_block=1),
     )
     with pytest.raises(AssertionError):
-        scheduler.add(Entry(number=0, tokens=[1], most_tokens=33), 0.0)
-    scheduler.add(Entry(number=0, tokens=[1], most_tokens=32), 0.0)
+        scheduler.add(QueuedRequest(request_id=0, tokens=[1], max_len=33), 0.0)
+    scheduler.add(QueuedRequest(request_id=0, tokens=[1], max_len=32), 0.0)
     with pytest.raises(AssertionError):
-        scheduler.add(Entry(number=0, tokens=[1], most_tokens=1), 0.0)
+        scheduler.add(QueuedRequest(request_id=0, tokens=[1], max_len=1), 0.0)
 
 
 def test_a_slot_is_kept_for_life_and_then_given_to_the_next() -> None:
-    life = roomy(Limits(slots=2, piece=10, block=1))
-    first, second = life.submit(Request(tokens=[1], looks=9)), life.submit(Request(tokens=[2], looks=1))
-    life.submit(Request(tokens=[3], looks=9))
-    slots = [{work.number: work.slot for work in life.step().work} for _ in range(3)]
+    life = roomy(SchedulerConfig(max_num_seqs=2, chunk_size=10, encode_block=1))
+    first, second = (
+        life.submit(Request(tokens=[1], num_steps=9)),
+        life.submit(Request(tokens=[2], num_steps=1)),
+    )
+    life.submit(Request(tokens=[3], num_steps=9))
+    slots = [{scheduled.request_id: scheduled.slot for scheduled in life.step().scheduled} for _ in range(3)]
     assert slots == [{first: 0, second: 1}, {first: 0, second: 1}, {first: 0, 2: 1}]

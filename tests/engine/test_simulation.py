@@ -14,16 +14,33 @@ from dataclasses import replace
 
 import pytest
 
-from dgemma.engine.scheduler import Limits
-from dgemma.engine.service import Accepted, EngineFailureError, EngineRequest
+from dgemma.engine.request import EngineRequest
+from dgemma.engine.scheduler import SchedulerConfig
+from dgemma.engine.service import Accepted, EngineFailureError
 from dgemma.events import Commit, Draft, Finish, FinishReason, Timings
 from dgemma.params import GenerationParams
-from engine_life import BLOCK, Client, Fault, Life, Scenario, World, answer_alone, live, simulate
+from engine_life import (
+    BATCH_POINTS,
+    DONE,
+    ENCODE_BLOCK,
+    POINTS,
+    Client,
+    Fault,
+    Life,
+    Scenario,
+    World,
+    answer_alone,
+    live,
+    simulate,
+)
 from virtual_time import DeadlockError, VirtualLoop, run_virtually
 
 FIRST = int(os.environ.get("DGEMMA_FIRST_SEED", "0"))
 SEEDS = int(os.environ.get("DGEMMA_SIMULATIONS", "150"))
-OUTCOMES = {"finished", "left", "cancelled", "BusyError", "DrainingError", "EngineFailureError", "InputError"}
+OUTCOMES = {
+    "finished", "left", "cancelled", "BusyError", "DrainingError", "EngineFailureError", "EngineDeadError",
+    "InputError",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +49,7 @@ def lives() -> dict[int, Life]:
 
 
 def nothing_is_left_behind(life: Life) -> Iterator[str]:
-    """No slot, page, caller or task; nobody waits forever; nobody touched the engine during a step."""
+    """No slot, block, caller or task; nobody waits forever; nobody touched the engine during a step."""
     yield from life.problems
 
 
@@ -99,9 +116,9 @@ def faults_strike_only_their_own(life: Life) -> Iterator[str]:
     for client in life.scenario.clients:
         fault = life.scenario.faults.get(client.name)
         is_struck = fault is not None and fault.struck and not fault.passing
-        if is_struck and client.outcome not in ("EngineFailureError", "left", "cancelled"):
+        if is_struck and client.outcome not in ("EngineFailureError", "EngineDeadError", "left", "cancelled"):
             yield f"{client.name} was struck at {fault}, but {client.outcome}"
-        if client.outcome != "EngineFailureError" or life.stats.failure is not None:
+        if client.outcome != "EngineFailureError":
             continue
         assert client.error is not None
         if not is_struck or fault is None or client.error.__cause__ is not fault.error:
@@ -115,12 +132,15 @@ def refusals_have_their_reason(life: Life) -> Iterator[str]:
             yield f"{client.name} is valid, but {client.error}"
         # Who is dead or draining refuses before it looks.
         may_be_invalid = ["InputError", "DrainingError", "cancelled"]
-        may_be_invalid += ["EngineFailureError"] if life.stats.failure is not None else []
+        may_be_invalid += ["EngineDeadError"] if life.stats.failure is not None else []
         if not client.is_valid and outcome not in may_be_invalid:
             yield f"{client.name} is invalid, but {outcome}"
         if outcome == "DrainingError" and life.scenario.drains is None:
             yield f"{client.name} met a drain, but there was none"
-        if outcome not in ("finished", "left", "cancelled", "EngineFailureError") and client.events:
+        if (
+            outcome not in ("finished", "left", "cancelled", "EngineFailureError", "EngineDeadError")
+            and client.events
+        ):
             yield f"{client.name} was accepted, but {outcome}"
 
 
@@ -141,6 +161,9 @@ def kinds_met(life: Life) -> Counter[str]:
         counts[f"fault at {fault.point}{', passing' * fault.passing}"] += fault.struck
     for client in life.scenario.clients:
         counts[client.outcome] += 1
+        counts["finished, with a part that was repeated"] += (
+            client.outcome == "finished" and client.name in life.repeated
+        )
         counts["left without closing"] += client.outcome == "left" and not client.closes
         if client.outcome == "cancelled" and client.events:
             counts["cancelled between events" if client.is_pausing else "cancelled while waiting"] += 1
@@ -181,10 +204,11 @@ def test_every_kind_of_trouble_was_met(lives: dict[int, Life]) -> None:
         pytest.skip(f"{len(lives)} lives are too few to meet everything")
     troubles = [
         *OUTCOMES,
-        *(f"fault at {point}" for point in ("forward", "look", "_keep", "_tell", "_expire")),
-        "fault at forward, passing", "fault at look, passing",
+        *(f"fault at {point}{suffix}" for point in POINTS for suffix in ("", DONE)),
+        *(f"fault at {point}{suffix}, passing" for point in BATCH_POINTS for suffix in ("", DONE)),
+        "fault at add", "finished, with a part that was repeated",
         *(f"finish: {reason}" for reason in FinishReason),
-        "wait for pages", "page let go", "prefix hit", "drain", "drain that ran out of time",
+        "wait for blocks", "block let go", "prefix hit", "drain", "drain that ran out of time",
         "engine dead", "drafts",
         "left without closing", "cancelled between events", "cancelled while waiting", "failed in company",
     ]  # fmt: skip
@@ -233,8 +257,8 @@ def three_clients() -> Scenario:
         EngineRequest(prompt=prompt, seed=3, params=short, id="client 2"),
     ]
     return Scenario(
-        memory={"page_len": 4, "full_pages": 5, "window_pages": 8},
-        limits=Limits(slots=2, piece=BLOCK, block=BLOCK),
+        memory={"block_size": 4, "full_blocks": 5, "window_blocks": 8},
+        limits=SchedulerConfig(max_num_seqs=2, chunk_size=ENCODE_BLOCK, encode_block=ENCODE_BLOCK),
         clients=[
             Client(requests[0], arrives_s=0.02),
             Client(requests[1], pause_s=0.01),
@@ -268,10 +292,11 @@ def test_a_client_may_be_cancelled_at_every_turn_of_the_loop() -> None:
     assert sorted(events_seen) == list(range(len(cancelled.events) + 1))
 
 
-def test_a_failure_in_company_costs_nobody_else_a_bit() -> None:
+@pytest.mark.parametrize("point", [point + suffix for point in BATCH_POINTS for suffix in ("", DONE)])
+def test_a_failure_in_a_batch_changes_no_bit_of_another_request(point: str) -> None:
     """The one at fault is found by trying each alone; the others' step then counts once."""
     scenario = three_clients()
-    scenario.faults["client 1"] = Fault("look", visit=1)
+    scenario.faults["client 1"] = Fault(point, visit=1)
     life = live(scenario)
     for invariant in INVARIANTS:
         assert not list(invariant(life))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -40,16 +41,16 @@ def test_wilson_has_the_published_values(successes: int, n: int, low: float, hig
 
 
 @pytest.mark.parametrize(
-    ("freedom", "value"),
+    ("degrees", "value"),
     [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (9, 2.262), (10, 2.228), (29, 2.045),
      (30, 2.042), (60, 2.000), (120, 1.980), (1_000, 1.962), (1_000_000, 1.960)],
 )  # fmt: skip
-def test_students_quantile_has_the_values_of_the_tables(freedom: int, value: float) -> None:
-    assert t_quantile(freedom) == pytest.approx(value, abs=5e-4)
+def test_students_quantile_has_the_values_of_the_tables(degrees: int, value: float) -> None:
+    assert t_quantile(degrees) == pytest.approx(value, abs=5e-4)
 
 
-def test_students_quantile_is_continuous_where_its_two_ways_meet() -> None:
-    steps = [t_quantile(freedom) - t_quantile(freedom + 1) for freedom in range(190, 212)]
+def test_students_quantile_falls_with_the_degrees_of_freedom_ever_more_slowly() -> None:
+    steps = [t_quantile(degrees) - t_quantile(degrees + 1) for degrees in range(190, 212)]
     assert all(a > b > 0 for a, b in itertools.pairwise(steps))
 
 
@@ -185,7 +186,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(
         (lambda: estimate([]), "values is empty"),
         (lambda: wilson(3, 2), "successes is 3 of n 2"),
         (lambda: wilson(0, 0), "successes is 0 of n 0"),
-        (lambda: t_quantile(0), "freedom is 0"),
+        (lambda: t_quantile(0), "degrees is 0"),
         (lambda: paired_difference([1], [1, 0]), "the runs have 1 and 2 values"),
         (lambda: paired_difference([], []), "at least one"),
         (lambda: sign_test(-1, 2), "higher is -1"),
@@ -194,3 +195,9 @@ def test_intervals_hold_the_truth_as_often_as_they_say(
 def test_what_has_no_interval_is_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_without_scipy_an_interval_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(InputError, match=r"SciPy .* pip install 'dgemma\[eval\]'"):
+        t_quantile(987_654)

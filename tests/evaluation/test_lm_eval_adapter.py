@@ -73,7 +73,7 @@ def pairs(lm: LanguageModel) -> list[TokenPair]:
 def test_a_likelihood_is_teacher_forcings_in_any_batch(
     batch: int, piece: int, places: int, lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(likelihood, "_PIECE", piece)
+    monkeypatch.setattr(likelihood, "_CHUNK_LEN", piece)
     monkeypatch.setattr(likelihood, "_MAX_LOGITS", places * lm.config.vocab_size)
     plain = lm.exact(False)
     given = pairs(lm)
@@ -204,7 +204,7 @@ def test_a_prompt_for_an_answer_leaves_room_for_it(
     (text,) = model.generate_until(requests((TEXTS[0], arguments)), disable_tqdm=True)
     assert "is cut to its last 32" in caplog.text  # 64 less a canvas of 32
     assert text
-    with pytest.raises(InputError, match="max_gen_toks is 40; a context of 64 leaves no room"):
+    with pytest.raises(InputError, match="max_gen_toks is 40; a context of 64 leaves no space"):
         model.generate_until(requests(("x", {"max_gen_toks": 40})), disable_tqdm=True)
 
 

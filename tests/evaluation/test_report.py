@@ -9,23 +9,26 @@ from typing import Any
 import pytest
 
 from dgemma import InputError
-from dgemma.evaluation.comparison import compare
 from dgemma.evaluation.intervals import wilson
-from dgemma.evaluation.report import Report
-from dgemma.evaluation.result import Result, Written
+from dgemma.evaluation.report import EvaluationReport, compare
+from dgemma.evaluation.results import AnswerStats, ExampleResult
 
 
-def made(number: int, *, right: float | None = 1.0, steps: tuple[int, ...] = (4,), **changes: Any) -> Result:
-    written = Written(
+def made(
+    number: int, *, right: float | None = 1.0, steps: tuple[int, ...] = (4,), **changes: Any
+) -> ExampleResult:
+    written = AnswerStats(
         text="x", finish_reason=changes.pop("finish_reason", "stop"), decode="diffuse", tokens=10,
         forwards=sum(steps), steps=steps, prompt_tokens=3, seconds=0.5,
     )  # fmt: skip
     scores = {} if right is None else {"right": right}
-    return Result(number=number, mark=f"m{number}", seed=number, scores=scores, written=written, **changes)
+    return ExampleResult(
+        number=number, mark=f"m{number}", seed=number, scores=scores, written=written, **changes
+    )
 
 
-def report_of(*results: Result) -> Report:
-    return Report(task="t", model="m", settings={"seed": 1}, results=results)
+def report_of(*results: ExampleResult) -> EvaluationReport:
+    return EvaluationReport(task="t", model="m", settings={"seed": 1}, results=results)
 
 
 def test_figures_are_computed_from_the_results() -> None:
@@ -75,6 +78,6 @@ def test_two_runs_are_compared_example_by_example() -> None:
         ([replace(made(0), mark="other")], "example 0 is another one in the other run"),
     ],
 )
-def test_runs_of_different_tasks_are_not_compared(second: list[Result], message: str) -> None:
+def test_runs_of_different_tasks_are_not_compared(second: list[ExampleResult], message: str) -> None:
     with pytest.raises(InputError, match=message):
         compare([made(0)], second)

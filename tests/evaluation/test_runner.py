@@ -14,10 +14,10 @@ import torch
 
 import dgemma
 from dgemma import InputError, LanguageModel
-from dgemma.evaluation.plan import Plan
-from dgemma.evaluation.report import Report
-from dgemma.evaluation.result import Written
+from dgemma.evaluation.report import EvaluationReport
+from dgemma.evaluation.results import AnswerStats
 from dgemma.evaluation.runner import Evaluation, evaluate
+from dgemma.evaluation.task import EvaluationPlan
 from sums_task import OPTIONS, SEED, Sums, exact_tiny, timeless
 
 
@@ -27,14 +27,14 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 
 
 @pytest.fixture(scope="module")
-def whole(lm: LanguageModel) -> Report:
+def whole(lm: LanguageModel) -> EvaluationReport:
     return evaluate(lm, Sums(), options=OPTIONS, seed=SEED, batch=4)
 
 
 # What a result depends on
 
 
-def test_results_do_not_depend_on_the_batch(lm: LanguageModel, whole: Report) -> None:
+def test_results_do_not_depend_on_the_batch(lm: LanguageModel, whole: EvaluationReport) -> None:
     assert len({result.written.text for result in whole.results if result.written}) == 10
     for batch in (1, 3, 16):
         again = evaluate(lm, Sums(), options=OPTIONS, seed=SEED, batch=batch)
@@ -42,17 +42,17 @@ def test_results_do_not_depend_on_the_batch(lm: LanguageModel, whole: Report) ->
         assert again.scores == whole.scores
 
 
-def test_results_do_not_depend_on_the_limit(lm: LanguageModel, whole: Report) -> None:
+def test_results_do_not_depend_on_the_limit(lm: LanguageModel, whole: EvaluationReport) -> None:
     some = evaluate(lm, Sums(), options=OPTIONS, seed=SEED, batch=4, limit=5)
     assert timeless(some) == timeless(whole)[:5]
     assert some.stopped is None
 
 
-def test_an_example_can_be_asked_again_alone(lm: LanguageModel, whole: Report) -> None:
+def test_an_example_can_be_asked_again_alone(lm: LanguageModel, whole: EvaluationReport) -> None:
     result = whole.results[7]
     prompt = Sums().prompt({"number": 7})
     answer = lm.chat(prompt, seed=result.seed, **OPTIONS)
-    assert result.written == Written.of(answer, result.written.seconds if result.written else 0)
+    assert result.written == AnswerStats.of(answer, result.written.seconds if result.written else 0)
     other = evaluate(lm, Sums(), options=OPTIONS, seed=SEED + 1, limit=1)
     assert other.results[0].seed != whole.results[0].seed
 
@@ -169,7 +169,9 @@ class Choosy(Sums):
 
 def test_the_callers_options_override_the_tasks(lm: LanguageModel) -> None:
     def options(**given: Any) -> dict[str, Any]:
-        found: dict[str, Any] = Evaluation(lm, Choosy(), Plan(options=given)).report().settings["options"]
+        found: dict[str, Any] = (
+            Evaluation(lm, Choosy(), EvaluationPlan(options=given)).report().settings["options"]
+        )
         return found
 
     own = options()
@@ -210,7 +212,7 @@ def test_wrong_options_of_a_task_are_its_own(lm: LanguageModel) -> None:
 # Failures
 
 
-def test_a_prompt_that_is_too_long_harms_no_other(lm: LanguageModel, whole: Report) -> None:
+def test_a_prompt_that_is_too_long_harms_no_other(lm: LanguageModel, whole: EvaluationReport) -> None:
     class Long(Sums):
         def prompt(self, example: dict[str, Any]) -> Any:
             return [2] * 9000 if example["number"] == 2 else super().prompt(example)
@@ -232,7 +234,7 @@ def test_a_prompt_that_is_too_long_harms_no_other(lm: LanguageModel, whole: Repo
 
 @pytest.mark.parametrize("method", ["prompt", "groups", "score"])
 def test_an_error_of_the_task_fails_one_example_and_keeps_the_rest(
-    method: str, lm: LanguageModel, whole: Report
+    method: str, lm: LanguageModel, whole: EvaluationReport
 ) -> None:
     def broken(self: Sums, example: dict[str, Any], *rest: Any) -> Any:
         if example["number"] == 3:
@@ -251,7 +253,7 @@ def test_an_error_of_the_task_fails_one_example_and_keeps_the_rest(
 
 
 def test_a_batch_that_does_not_fit_into_memory_is_tried_one_by_one(
-    lm: LanguageModel, whole: Report, monkeypatch: pytest.MonkeyPatch
+    lm: LanguageModel, whole: EvaluationReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generate = LanguageModel.generate
 
@@ -285,7 +287,7 @@ def test_our_own_mistakes_are_not_counted_as_the_models(
         evaluate(lm, Sums(), options=OPTIONS)
 
 
-def test_examples_that_break_off_keep_what_was_there(lm: LanguageModel, whole: Report) -> None:
+def test_examples_that_break_off_keep_what_was_there(lm: LanguageModel, whole: EvaluationReport) -> None:
     class Short(Sums):
         def __init__(self, count: int) -> None:
             self.count = count
@@ -324,8 +326,8 @@ def test_rows_of_a_batch_share_its_time(lm: LanguageModel) -> None:
     assert 0 < sum(seconds) <= elapsed
 
 
-def test_an_evaluation_can_be_reported_on_at_any_time(lm: LanguageModel, whole: Report) -> None:
-    evaluation = Evaluation(lm, Sums(), Plan(options=OPTIONS, seed=SEED, batch=4, limit=6))
+def test_an_evaluation_can_be_reported_on_at_any_time(lm: LanguageModel, whole: EvaluationReport) -> None:
+    evaluation = Evaluation(lm, Sums(), EvaluationPlan(options=OPTIONS, seed=SEED, batch=4, limit=6))
     assert evaluation.total == 6
     running = evaluation.run()
     next(running)

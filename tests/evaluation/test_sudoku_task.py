@@ -44,7 +44,7 @@ def test_bands_are_groups_and_details_of_the_name() -> None:
         open_task("sudoku:evil")
 
 
-def test_the_bundled_model_solves_easy_puzzles_and_its_causal_door_does_not() -> None:
+def test_the_bundled_model_solves_easy_puzzles_and_its_causal_pass_does_not() -> None:
     """A floor far below the measured figures: it falls if the shipped weights or a numeric path break."""
     lm = dgemma.load("bundled:sudoku")
     report = evaluate(lm, SudokuTask("easy"), limit=20, batch=20, seed=0)

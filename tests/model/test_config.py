@@ -15,9 +15,31 @@ from oracle import CASES, make_oracle
 
 
 def released(**changes: Any) -> dict[str, Any]:
+    """The tiny preset with changes, in one spelling of the full layers' shape: `per_layer_config`."""
     raw = PRESETS["tiny"].config.to_json()
+    for name in ("global_head_dim", "num_global_key_value_heads"):
+        raw["text_config"].pop(name)
     raw["text_config"].update(changes)
     return raw
+
+
+@pytest.mark.parametrize("spelling", ["both", "per_layer_config", "global fields"])
+def test_either_spelling_of_the_full_layers_reads_the_same(spelling: str) -> None:
+    config = PRESETS["26b"].config
+    raw = config.to_json()
+    text = raw["text_config"]
+    assert (text["global_head_dim"], text["num_global_key_value_heads"]) == (512, 2)
+    if spelling == "per_layer_config":
+        del text["global_head_dim"], text["num_global_key_value_heads"]
+    elif spelling == "global fields":
+        del text["per_layer_config"]
+    assert ModelConfig.from_json(raw) == config
+
+
+@pytest.mark.parametrize(("name", "value"), [("global_head_dim", 64), ("num_global_key_value_heads", 4)])
+def test_spellings_that_contradict_each_other_are_refused(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is {value}, but per_layer_config.*must agree"):
+        ModelConfig.from_json(released(**{name: value}))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -13,9 +13,13 @@ import dgemma
 from adapters import SETTINGS, every_logit, train
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.language_model import LanguageModel
-from dgemma.model.cache import KVCache
 from dgemma.model.execution import Execution
+from dgemma.model.kv_cache import KVCache
+from dgemma.model.linear import ExpertLinear, Linear, PlainExpertLinear, PlainLinear
 from dgemma.model.lora import (
+    LoraExpertLinear,
+    LoraFactors,
+    LoraLinear,
     LoraSettings,
     adapted,
     adapted_weights,
@@ -25,12 +29,11 @@ from dgemma.model.lora import (
     lora_parameters,
     merged,
 )
-from dgemma.model.lora_weight import LoraBank, LoraMatrix, LowRank
-from dgemma.model.stack import Stack
-from dgemma.model.weight import Matrix, MatrixBank, PlainBank, PlainMatrix
+from dgemma.model.transformer import Transformer
 from fake_cuda import DEVICE, FakeCuda
 from int8_weight import Int8Matrix
 from oracle import CASES, Case, calm_oracle, make_oracle, make_ours, tokens
+from sizes import GRAPH_BACKEND
 
 CASE = CASES[0]
 EVERY_EXPERT = CASES[5]  # every token visits every expert: no step flips a choice, every expert learns
@@ -43,8 +46,8 @@ FORMS = {
 every_form = pytest.mark.parametrize("execution", FORMS.values(), ids=list(FORMS))
 
 
-class Int8Bank(MatrixBank):
-    def __init__(self, plain: PlainBank) -> None:
+class Int8Bank(ExpertLinear):
+    def __init__(self, plain: PlainExpertLinear) -> None:
         super().__init__()
         self.num_experts = plain.num_experts
         self.in_features, self.out_features = plain.in_features, plain.out_features
@@ -66,11 +69,11 @@ class Int8Bank(MatrixBank):
 
 
 def quantized(lm: LanguageModel) -> LanguageModel:
-    for parent in list(lm.stack.modules()):
+    for parent in list(lm.transformer.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, PlainMatrix):
+            if isinstance(child, PlainLinear):
                 setattr(parent, name, Int8Matrix(child))
-            elif isinstance(child, PlainBank):
+            elif isinstance(child, PlainExpertLinear):
                 setattr(parent, name, Int8Bank(child))
     return lm
 
@@ -97,7 +100,10 @@ def loss_of(lm: LanguageModel, case: Case) -> Tensor:
         ({"expert_alpha": float("nan")}, "expert_alpha is nan"),
         ({"alpha": float("inf")}, "alpha is inf"),
         ({"targets": "experts"}, "targets is 'experts'; it must be a tuple"),
-        ({"targets": ("atention",)}, "'atention', which is no part of the stack; did you mean 'attention'"),
+        (
+            {"targets": ("atention",)},
+            "'atention', which is no part of the transformer; did you mean 'attention'",
+        ),
         ({"targets": ("mlp", "embedding")}, "tied to the vocabulary, so it takes no adapter. Choose out of"),
         ({"targets": ()}, "adapts nothing; name a part whose rank is above 0"),
         ({"targets": ("experts",), "expert_rank": 0}, "adapts nothing"),
@@ -110,13 +116,13 @@ def test_wrong_settings_are_refused_by_name(options: dict[str, Any], message: st
 
 
 def test_the_defaults_adapt_every_linear_and_expert_at_scale_two_but_not_the_router() -> None:
-    stack = make_ours(make_oracle(CASE)).stack
-    found = adapted_weights(attach(stack, LoraSettings(), seed=0))
-    linears = {p for p, m in stack.named_modules() if isinstance(m, Matrix | MatrixBank)}
+    transformer = make_ours(make_oracle(CASE)).transformer
+    found = adapted_weights(attach(transformer, LoraSettings(), seed=0))
+    linears = {p for p, m in transformer.named_modules() if isinstance(m, Linear | ExpertLinear)}
     assert set(found) == {p for p in linears if p != "embedding" and "router" not in p}
     assert {weight.scale for weight in found.values()} == {2.0}
-    assert {w.rank for w in found.values() if isinstance(w, LoraMatrix)} == {16}
-    assert {w.rank for w in found.values() if isinstance(w, LoraBank)} == {4}
+    assert {w.rank for w in found.values() if isinstance(w, LoraLinear)} == {16}
+    assert {w.rank for w in found.values() if isinstance(w, LoraExpertLinear)} == {4}
 
 
 @pytest.mark.parametrize(
@@ -129,28 +135,30 @@ def test_the_defaults_adapt_every_linear_and_expert_at_scale_two_but_not_the_rou
     ],
 )
 def test_a_part_with_rank_zero_or_not_named_is_left_alone(settings: LoraSettings, parts: set[str]) -> None:
-    found = adapted_weights(attach(make_ours(make_oracle(CASE)).stack, settings, seed=0))
+    found = adapted_weights(attach(make_ours(make_oracle(CASE)).transformer, settings, seed=0))
     assert {p.split(".")[2] if p.startswith("layers") else p.split(".")[0] for p in found} == parts
 
 
 def test_factors_depend_on_seed_and_path_alone() -> None:
-    stack = make_ours(make_oracle(CASE)).stack
-    whole = lora_parameters(attach(stack, LoraSettings(), seed=7))
-    part = lora_parameters(attach(stack, LoraSettings(targets=("experts",)), seed=7))
-    other = lora_parameters(attach(stack, LoraSettings(), seed=-(10**30)))
+    transformer = make_ours(make_oracle(CASE)).transformer
+    whole = lora_parameters(attach(transformer, LoraSettings(), seed=7))
+    part = lora_parameters(attach(transformer, LoraSettings(targets=("experts",)), seed=7))
+    other = lora_parameters(attach(transformer, LoraSettings(), seed=-(10**30)))
     assert part.keys() < whole.keys()
     assert all(torch.equal(whole[name], factor) for name, factor in part.items())
     downs = [name for name in whole if name.endswith("down") and not torch.equal(whole[name], other[name])]
     assert len(downs) == len(whole) // 2
     spread = whole["layers.0.experts.gate_up.down"].std().item()
-    assert spread == pytest.approx(stack.config.hidden_size**-0.5, rel=0.1)
+    assert spread == pytest.approx(transformer.config.hidden_size**-0.5, rel=0.1)
 
 
 def test_how_many_numbers_an_adapter_of_the_released_model_has() -> None:
-    stack = Stack(PRESETS["26b"].config, dtype=torch.bfloat16, device="meta")
+    transformer = Transformer(PRESETS["26b"].config, dtype=torch.bfloat16, device="meta")
 
     def count(settings: LoraSettings) -> int:
-        return sum(factor.numel() for factor in lora_parameters(attach(stack, settings, seed=0)).values())
+        return sum(
+            factor.numel() for factor in lora_parameters(attach(transformer, settings, seed=0)).values()
+        )
 
     assert count(LoraSettings(targets=("experts",), expert_rank=16)) == 475_791_360
     assert count(LoraSettings(targets=("experts",))) == 118_947_840
@@ -164,7 +172,7 @@ def test_how_many_numbers_an_adapter_of_the_released_model_has() -> None:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_a_fresh_adapter_changes_no_bit_in_either_door(dtype: torch.dtype, exact: bool) -> None:
+def test_a_fresh_adapter_changes_no_bit_in_either_pass(dtype: torch.dtype, exact: bool) -> None:
     base = make_ours(make_oracle(CASE), dtype=dtype).exact(exact)
     fresh = base.with_adapter(SETTINGS)
     assert torch.equal(every_logit(fresh, CASE), every_logit(base, CASE))
@@ -182,7 +190,7 @@ def test_merged_equals_unmerged_and_detached_is_the_base_again(
     base = make_ours(calm_oracle(case), execution=replace(execution, exact=exact))
     lm = train(base.with_adapter(SETTINGS), seed=1)
     whole = lm.merged()
-    assert not has_adapter(whole.stack)
+    assert not has_adapter(whole.transformer)
     expected = every_logit(lm, case)
     assert (expected - every_logit(base, case)).abs().max() > 1
     torch.testing.assert_close(every_logit(whole, case), expected, atol=1e-5, rtol=1e-5)
@@ -194,8 +202,8 @@ def test_merged_equals_unmerged_and_detached_is_the_base_again(
 def test_merging_rounds_once_from_fp32() -> None:
     base = make_ours(make_oracle(CASE), dtype=torch.bfloat16)
     lm = train(base.with_adapter(SETTINGS), seed=1)
-    for path, weight in adapted_weights(lm.stack).items():
-        whole = merged(lm.stack).get_parameter(f"{path}.weight")
+    for path, weight in adapted_weights(lm.transformer).items():
+        whole = merged(lm.transformer).get_parameter(f"{path}.weight")
         wide = weight.base.weight.float() + weight.scale * (weight.up.float() @ weight.down.float())
         assert whole.dtype == torch.bfloat16
         assert torch.equal(whole, wide.bfloat16()), path
@@ -204,11 +212,11 @@ def test_merging_rounds_once_from_fp32() -> None:
 @torch.no_grad()
 def test_every_question_to_an_adapted_matrix_has_the_answer_of_the_merged_one() -> None:
     torch.manual_seed(0)
-    base = PlainMatrix(24, 16, dtype=torch.float32, device=CPU)
+    base = PlainLinear(24, 16, dtype=torch.float32, device=CPU)
     base.weight.normal_()
-    added = LowRank(down=torch.randn(3, 16), up=torch.randn(24, 3), alpha=1.5)
-    matrix = LoraMatrix(base, added)
-    whole = PlainMatrix(24, 16, dtype=torch.float32, device=CPU)
+    added = LoraFactors(down=torch.randn(3, 16), up=torch.randn(24, 3), alpha=1.5)
+    matrix = LoraLinear(base, added)
+    whole = PlainLinear(24, 16, dtype=torch.float32, device=CPU)
     whole.weight.copy_(base.weight + 0.5 * added.up @ added.down)
     x, shares = torch.randn(5, 16), torch.rand(5, 24)
     some, ids = slice(3, 17), torch.tensor([[0, 23], [7, 7]])
@@ -229,24 +237,26 @@ def test_every_question_to_an_adapted_matrix_has_the_answer_of_the_merged_one() 
 def test_any_rank_can_be_grouped_and_equals_expert_by_expert(rank: int, dtype: torch.dtype) -> None:
     """torch's grouped product refuses rows that are no multiple of 16 bytes, on the CPU as on CUDA."""
     torch.manual_seed(rank)
-    base = PlainBank(4, 24, 16, dtype=dtype, device=CPU)
+    base = PlainExpertLinear(4, 24, 16, dtype=dtype, device=CPU)
     nn.init.normal_(base.weight)
-    added = LowRank(down=torch.randn(4, rank, 16), up=torch.randn(4, 24, rank), alpha=float(rank))
-    bank = LoraBank(base, added)
+    added = LoraFactors(down=torch.randn(4, rank, 16), up=torch.randn(4, 24, rank), alpha=float(rank))
+    experts_linear = LoraExpertLinear(base, added)
     x = torch.randn(10, 16).to(dtype)
     ends = torch.tensor([3, 3, 7, 10], dtype=torch.int32)  # the second expert has no rows
-    together = bank.multiply_grouped(x, ends)
-    apart = torch.cat([bank.multiply(e, x[s:t]) for e, (s, t) in ((0, (0, 3)), (2, (3, 7)), (3, (7, 10)))])
+    together = experts_linear.multiply_grouped(x, ends)
+    apart = torch.cat(
+        [experts_linear.multiply(e, x[s:t]) for e, (s, t) in ((0, (0, 3)), (2, (3, 7)), (3, (7, 10)))]
+    )
     assert together.dtype == dtype
     tolerance = 1e-5 if dtype == torch.float32 else 0.5
     torch.testing.assert_close(together, apart, atol=tolerance, rtol=0)
     (together * torch.randn(10, 24).to(dtype)).sum().backward()
-    for factor in (bank.down, bank.up):
+    for factor in (experts_linear.down, experts_linear.up):
         assert factor.grad is not None
         assert factor.grad.shape == factor.shape
         touched = factor.grad.flatten(1).abs().amax(1) > 0
         assert touched.tolist() == [True, False, True, True]
-    assert bank.nbytes == base.nbytes + bank.down.nbytes + bank.up.nbytes
+    assert experts_linear.nbytes == base.nbytes + experts_linear.down.nbytes + experts_linear.up.nbytes
 
 
 @torch.no_grad()
@@ -266,10 +276,10 @@ def test_in_the_exact_way_a_row_does_not_depend_on_its_company() -> None:
 def test_every_factor_of_every_expert_learns_and_nothing_else(execution: Execution) -> None:
     base = make_ours(calm_oracle(EVERY_EXPERT), execution=execution)
     lm = base.with_adapter(SETTINGS)
-    factors = lora_parameters(lm.stack)
-    others = {n: p.clone() for n, p in lm.stack.named_parameters() if n not in factors}
+    factors = lora_parameters(lm.transformer)
+    others = {n: p.clone() for n, p in lm.transformer.named_parameters() if n not in factors}
     assert all(factor.requires_grad for factor in factors.values())
-    assert [n for n, p in lm.stack.named_parameters() if p.requires_grad] == [*factors]
+    assert [n for n, p in lm.transformer.named_parameters() if p.requires_grad] == [*factors]
     optimizer = torch.optim.SGD(factors.values(), lr=0.1)
     before = loss_of(lm, EVERY_EXPERT)
     before.backward()
@@ -285,8 +295,8 @@ def test_every_factor_of_every_expert_learns_and_nothing_else(execution: Executi
     for name, factor in factors.items():
         per_expert = factor.grad.flatten(1) if "experts" in name else factor.grad.flatten()[None]
         assert (per_expert.abs().amax(1) > 0).all(), name
-    assert all(torch.equal(p, others[n]) for n, p in lm.stack.named_parameters() if n not in factors)
-    assert all(p.grad is None for n, p in lm.stack.named_parameters() if n not in factors)
+    assert all(torch.equal(p, others[n]) for n, p in lm.transformer.named_parameters() if n not in factors)
+    assert all(p.grad is None for n, p in lm.transformer.named_parameters() if n not in factors)
 
 
 @every_form
@@ -294,7 +304,7 @@ def test_factors_get_the_gradient_of_finite_differences(execution: Execution) ->
     lm = make_ours(make_oracle(EVERY_EXPERT), execution=execution)
     lm = train(lm.with_adapter(SETTINGS), seed=1, size=0.05)
     loss_of(lm, EVERY_EXPERT).backward()
-    factors = lora_parameters(lm.stack)
+    factors = lora_parameters(lm.transformer)
     for name in (
         "layers.1.experts.gate_up.down",
         "layers.0.experts.down.up",
@@ -315,13 +325,13 @@ def test_factors_get_the_gradient_of_finite_differences(execution: Execution) ->
 
 def test_fp32_factors_on_a_bf16_base_learn_in_fp32() -> None:
     base = make_ours(make_oracle(EVERY_EXPERT), dtype=torch.bfloat16)
-    stack = attach(base.stack, SETTINGS, seed=0, dtype=torch.float32)
-    lm = LanguageModel(stack)
-    assert {factor.dtype for factor in lora_parameters(stack).values()} == {torch.float32}
+    transformer = attach(base.transformer, SETTINGS, seed=0, dtype=torch.float32)
+    lm = LanguageModel(transformer)
+    assert {factor.dtype for factor in lora_parameters(transformer).values()} == {torch.float32}
     with torch.no_grad():
         assert torch.equal(every_logit(lm, EVERY_EXPERT), every_logit(base, EVERY_EXPERT))
     loss_of(lm, EVERY_EXPERT).backward()
-    for name, factor in lora_parameters(stack).items():
+    for name, factor in lora_parameters(transformer).items():
         assert factor.grad.dtype == torch.float32
         assert (factor.grad.abs().max() > 0) == name.endswith(".up")
     assert lm.dtype == torch.bfloat16
@@ -333,18 +343,18 @@ def test_fp32_factors_on_a_bf16_base_learn_in_fp32() -> None:
 def test_the_base_is_shared_not_copied_and_goes_on_without_the_adapter() -> None:
     base = make_ours(make_oracle(CASE))
     before = every_logit(base, CASE)
-    stack = base.with_adapter(SETTINGS).stack
-    wrapped = adapted_weights(stack)
-    places = {name: tensor.data_ptr() for name, tensor in base.stack.state_dict().items()}
+    transformer = base.with_adapter(SETTINGS).transformer
+    wrapped = adapted_weights(transformer)
+    places = {name: tensor.data_ptr() for name, tensor in base.transformer.state_dict().items()}
     for name, place in places.items():
         path, _, leaf = name.rpartition(".")
         there = f"{path}.base.{leaf}" if path in wrapped else name
-        assert stack.state_dict()[there].data_ptr() == place, name
-    assert {n: t.data_ptr() for n, t in detach(stack).state_dict().items()} == places
-    shared = {n: t.data_ptr() for n, t in merged(stack).state_dict().items()}
+        assert transformer.state_dict()[there].data_ptr() == place, name
+    assert {n: t.data_ptr() for n, t in detach(transformer).state_dict().items()} == places
+    shared = {n: t.data_ptr() for n, t in merged(transformer).state_dict().items()}
     assert {n for n in places if shared[n] != places[n]} == {f"{path}.weight" for path in wrapped}
     assert torch.equal(every_logit(base, CASE), before)
-    assert not has_adapter(base.stack)
+    assert not has_adapter(base.transformer)
 
 
 @torch.no_grad()
@@ -364,21 +374,23 @@ def test_two_adapters_of_one_base_do_not_disturb_each_other() -> None:
 
 def test_a_base_in_training_is_frozen_in_the_adapted_stack_alone() -> None:
     base = make_ours(make_oracle(CASE))
-    base.stack.requires_grad_(True)
-    stack = base.with_adapter(SETTINGS).stack
-    assert {n for n, p in stack.named_parameters() if p.requires_grad} == set(lora_parameters(stack))
-    assert all(p.requires_grad for p in base.stack.parameters())
-    place = base.stack.get_parameter("layers.0.mlp.up.weight").data_ptr()
-    assert stack.get_parameter("layers.0.mlp.up.base.weight").data_ptr() == place
+    base.transformer.requires_grad_(True)
+    transformer = base.with_adapter(SETTINGS).transformer
+    assert {n for n, p in transformer.named_parameters() if p.requires_grad} == set(
+        lora_parameters(transformer)
+    )
+    assert all(p.requires_grad for p in base.transformer.parameters())
+    place = base.transformer.get_parameter("layers.0.mlp.up.weight").data_ptr()
+    assert transformer.get_parameter("layers.0.mlp.up.base.weight").data_ptr() == place
 
 
 def test_a_second_adapter_on_top_is_refused() -> None:
     lm = make_ours(make_oracle(CASE)).with_adapter(SETTINGS)
     with pytest.raises(dgemma.InputError, match="has an adapter already; detach it first"):
-        adapted(lm.stack, {})
+        adapted(lm.transformer, {})
     with pytest.raises(dgemma.InputError, match=r"has an adapter already; call without_adapter\(\) first"):
         lm.with_adapter(SETTINGS)
-    assert not has_adapter(lm.without_adapter().without_adapter().stack)
+    assert not has_adapter(lm.without_adapter().without_adapter().transformer)
 
 
 # Other bases and devices
@@ -386,9 +398,9 @@ def test_a_second_adapter_on_top_is_refused() -> None:
 
 def test_an_adapter_on_an_int8_base_computes_and_learns_as_on_the_plain_one() -> None:
     base, plain = quantized(make_ours(make_oracle(CASE))), make_ours(make_oracle(CASE))
-    for path, module in plain.stack.named_modules():
-        if isinstance(module, PlainMatrix | PlainBank):
-            wide = base.stack.get_submodule(path).wide()
+    for path, module in plain.transformer.named_modules():
+        if isinstance(module, PlainLinear | PlainExpertLinear):
+            wide = base.transformer.get_submodule(path).wide()
             module.weight = nn.Parameter(wide.clone(), requires_grad=False)
     lm = train(base.with_adapter(SETTINGS), seed=1)
     twin = train(plain.with_adapter(SETTINGS), seed=1)
@@ -396,7 +408,7 @@ def test_an_adapter_on_an_int8_base_computes_and_learns_as_on_the_plain_one() ->
         found, expected = (every_logit(one.exact(exact), CASE) for one in (lm, twin))
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     loss_of(lm, CASE).backward()
-    assert all(factor.grad is not None for factor in lora_parameters(lm.stack).values())
+    assert all(factor.grad is not None for factor in lora_parameters(lm.transformer).values())
     assert torch.equal(every_logit(lm.without_adapter(), CASE), every_logit(base, CASE))
     with pytest.raises(dgemma.InputError, match="is a Int8Matrix; only plain weights can be merged"):
         lm.merged()
@@ -406,13 +418,13 @@ def test_an_adapter_on_an_int8_base_computes_and_learns_as_on_the_plain_one() ->
 def test_the_released_model_with_the_default_adapter_runs_under_fake_cuda() -> None:
     config = PRESETS["26b"].config
     with FakeCuda():
-        stack = attach(Stack(config, dtype=torch.bfloat16, device=DEVICE), LoraSettings(), seed=0)
+        transformer = attach(Transformer(config, dtype=torch.bfloat16, device=DEVICE), LoraSettings(), seed=0)
         cache = KVCache(config, 2, dtype=torch.bfloat16, device=DEVICE)
         canvas = torch.zeros(2, config.canvas_len, dtype=torch.long, device=DEVICE)
-        hidden = stack.denoise(canvas, cache.context())
+        hidden = transformer.denoise(canvas, cache.context())
         assert hidden.shape == (2, 256, 2816)
         assert hidden.device.type == "cuda"
-        assert {factor.device.type for factor in lora_parameters(stack).values()} == {"cuda"}
+        assert {factor.device.type for factor in lora_parameters(transformer).values()} == {"cuda"}
 
 
 @torch.no_grad()
@@ -422,5 +434,5 @@ def test_an_adapted_stack_compiles_to_one_graph() -> None:
     lm.encode(tokens(CASE, 1, 13, seed=1), cache)
     canvas = tokens(CASE, 1, 8, seed=2)
     torch._dynamo.reset()
-    denoise = torch.compile(lm.stack.denoise, fullgraph=True, backend="aot_eager")
-    assert torch.equal(denoise(canvas, cache.context()), lm.stack.denoise(canvas, cache.context()))
+    denoise = torch.compile(lm.transformer.denoise, fullgraph=True, backend=GRAPH_BACKEND)
+    assert torch.equal(denoise(canvas, cache.context()), lm.transformer.denoise(canvas, cache.context()))

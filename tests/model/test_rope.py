@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
+from dgemma.model.attention import inverse_frequencies, rotate
 from dgemma.model.config import LayerKind
-from dgemma.model.rope import inverse_frequencies, rotate
 from oracle import CASES, Case, make_oracle, make_ours
 
 POSITIONS = torch.tensor([[0, 1, 2, 1023, 1024, 65_535, 262_143]])
@@ -19,7 +19,7 @@ POSITIONS = torch.tensor([[0, 1, 2, 1023, 1024, 65_535, 262_143]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tables_equal_the_oracles(case: Case, dtype: torch.dtype) -> None:
     oracle = make_oracle(case)
-    ours = make_ours(oracle).stack
+    ours = make_ours(oracle).transformer
     for kind in ours.config.kinds:
         sample = torch.zeros(1, dtype=dtype)
         theirs = oracle.model.decoder.rotary_emb(sample, POSITIONS, kind.value)
@@ -35,7 +35,7 @@ def test_the_part_that_does_not_rotate_has_frequency_zero() -> None:
 
 
 def test_rotation_keeps_length_and_depends_on_distance_only() -> None:
-    rope = make_ours(make_oracle(CASES[0])).stack.rope
+    rope = make_ours(make_oracle(CASES[0])).transformer.rope
     torch.manual_seed(0)
     query, key = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
 
@@ -55,7 +55,7 @@ def test_the_first_vector_function_of_a_process_runs_on_one_number() -> None:
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from dgemma.checkpoint.presets import PRESETS
-from dgemma.model.rope import Rope
+from dgemma.model.attention import Rope
 
 class Sizes(TorchDispatchMode):
     found = []

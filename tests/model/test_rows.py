@@ -104,10 +104,10 @@ def test_the_plain_way_is_not_bit_exact_so_the_exact_one_earns_its_cost(wide_ora
 
 
 @torch.no_grad()
-def test_exact_twin_shares_weights_and_agrees_with_the_plain_way() -> None:
+def test_exact_copy_shares_weights_and_agrees_with_the_plain_way() -> None:
     lm = make_ours(make_oracle(CASES[0]))
     twin = lm.exact()
-    assert next(twin.stack.parameters()) is next(lm.stack.parameters())
+    assert next(twin.transformer.parameters()) is next(lm.transformer.parameters())
     canvas = tokens(CASES[0], 2, 8, seed=1)
     plain_cache, exact_cache = lm.new_cache(2), twin.new_cache(2)
     prompt = tokens(CASES[0], 2, 30, seed=2)
@@ -117,7 +117,7 @@ def test_exact_twin_shares_weights_and_agrees_with_the_plain_way() -> None:
     torch.testing.assert_close(
         lm.denoise(canvas, plain_cache), twin.denoise(canvas, exact_cache), atol=1e-5, rtol=0
     )
-    assert not lm.stack.execution.exact
+    assert not lm.transformer.execution.exact
 
 
 @torch.no_grad()

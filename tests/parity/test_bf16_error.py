@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,25 +43,35 @@ def our_logits(lm: LanguageModel, case: Case, seed: int) -> list[Tensor]:
     return [encoded, first, second]
 
 
+@pytest.fixture(scope="module")
+def oracles(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Case, int, list[Tensor], list[Tensor]]]:
+    """-> (case, seed, logits in fp32, logits in bf16) per geometry and seed; computed once for all ways."""
+    found = []
+    with torch.no_grad():
+        for case in CASES_IN_BF16:
+            path = tmp_path_factory.mktemp("oracle")
+            wide = make_oracle(case)
+            wide.save_pretrained(path)
+            # .bfloat16() would round the rotary frequencies too.
+            narrow = DiffusionGemmaForBlockDiffusion.from_pretrained(path, dtype=torch.bfloat16).eval()
+            found += [
+                (case, seed, oracle_logits(wide, case, seed), oracle_logits(narrow, case, seed))
+                for seed in range(10)
+            ]
+    return found
+
+
 @pytest.mark.parametrize("way", WAYS)
 @torch.no_grad()
-def test_our_bf16_error_is_no_larger_than_the_oracles(tmp_path: Path, way: str) -> None:
+def test_our_bf16_error_is_no_larger_than_the_oracles(oracles: list[Any], way: str) -> None:
     ours, theirs = torch.zeros(3), torch.zeros(3)
-    for number, case in enumerate(CASES_IN_BF16):
-        wide = make_oracle(case)
-        wide.save_pretrained(tmp_path / str(number))
-        # .bfloat16() would round the rotary frequencies too.
-        narrow = DiffusionGemmaForBlockDiffusion.from_pretrained(
-            tmp_path / str(number), dtype=torch.bfloat16
-        ).eval()
-        lm = make_ours(wide, dtype=torch.bfloat16, execution=WAYS[way])
-        for seed in range(10):
-            truth = oracle_logits(wide, case, seed)
-            for sums, found in (
-                (ours, our_logits(lm, case, seed)),
-                (theirs, oracle_logits(narrow, case, seed)),
-            ):
-                sums += torch.stack([(a - b).pow(2).mean() for a, b in zip(found, truth, strict=True)])
+    models = {
+        case: make_ours(make_oracle(case), dtype=torch.bfloat16, execution=WAYS[way])
+        for case in CASES_IN_BF16
+    }
+    for case, seed, truth, narrow in oracles:
+        for sums, found in ((ours, our_logits(models[case], case, seed)), (theirs, narrow)):
+            sums += torch.stack([(a - b).pow(2).mean() for a, b in zip(found, truth, strict=True)])
     ratios = (ours / theirs).sqrt()
     print(f"{way}: our bf16 error / the oracle's = {[round(r, 3) for r in ratios.tolist()]}")
     assert theirs.min() > 0

@@ -5,37 +5,36 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dgemma.diffusion.acceptance import EntropyBound
-from dgemma.diffusion.schedule import LinearSchedule
-from dgemma.diffusion.step import Sampler
-from dgemma.diffusion.stopping import StableAndConfident
+from dgemma.sampling.sampler import EntropyBound, LinearSchedule, Sampler, StableAndConfident
 from oracle import CASES, Case, calm_oracle, make_oracle, make_ours, tokens
 from replay import generate_with_oracle, replay_with_oracles_forward, replay_with_ours
+from sizes import cases
 
 GENERATED = [CASES[0], CASES[2], CASES[3], CASES[5], CASES[8], CASES[9]]
 SIXTEEN = Sampler(num_steps=16)
+SEEDS = range(0, 35, cases(full=1, part=4))
 
 
 @pytest.mark.parametrize("case", GENERATED, ids=lambda case: case.name)
 @torch.no_grad()
 def test_generations_are_token_identical(case: Case) -> None:
-    """35 generations per geometry, over several canvases, with ends and early stops among them."""
+    """Over several canvases, with ends and early stops among them."""
     oracle = calm_oracle(case)
     ours = make_ours(oracle)
     canvases, early, ended, several, changed = 3, 0, 0, 0, 0.0
-    for seed in range(35):
+    for seed in SEEDS:
         prompt = tokens(case, 1, 3 + seed % 20, seed=seed)
         recorded = generate_with_oracle(oracle, prompt, canvases, SIXTEEN, seed)
         answer, num_steps = replay_with_ours(ours, recorded, prompt, canvases, SIXTEEN)
         assert torch.equal(answer, recorded.sequence), seed
         assert num_steps == recorded.forwards
         used = len(answer) // case.canvas_len
-        changed += (recorded.randints[0][0] != answer[: case.canvas_len]).float().mean().item() / 35
+        changed += (recorded.randints[0][0] != answer[: case.canvas_len]).float().mean().item() / len(SEEDS)
         early += num_steps < 16 * used
         several += used > 1
         ended += int(torch.isin(answer, torch.tensor([1, 5])).any())
     print(
-        f"{case.name}: {early} stopped early, {several} of several canvases, {ended} ended, of 35; "
+        f"{case.name}: {early} stopped early, {several} of several canvases, {ended} ended, of {len(SEEDS)}; "
         f"{changed:.0%} of the first noise was changed"
     )
     assert changed > 0.3
@@ -48,7 +47,7 @@ def test_generations_are_token_identical(case: Case) -> None:
 @torch.no_grad()
 def test_our_loop_around_the_oracles_forward_is_bitwise_on_any_weights(case: Case) -> None:
     oracle = make_oracle(case)
-    for seed in range(8):
+    for seed in range(cases(full=8, part=2)):
         prompt = tokens(case, 1, 5 + seed, seed=seed)
         recorded = generate_with_oracle(oracle, prompt, 2, SIXTEEN, seed)
         answer, num_steps = replay_with_oracles_forward(oracle, recorded, prompt, 2, SIXTEEN)
@@ -69,7 +68,7 @@ def test_the_stop_rule_is_the_oracles(stability: int, confidence: float) -> None
         accept=EntropyBound(bound=0.3),
         schedule=LinearSchedule(t_min=0.2, t_max=0.7),
     )
-    for seed in range(6):
+    for seed in range(cases(full=6, part=2)):
         prompt = tokens(case, 1, 6, seed=seed)
         recorded = generate_with_oracle(oracle, prompt, 2, sampler, seed)
         answer, num_steps = replay_with_ours(ours, recorded, prompt, 2, sampler)

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
 from torch import Tensor
 
 import dgemma.model.attention as attention_module
-import dgemma.model.experts as experts_module
-import dgemma.model.norm as norm_module
-import dgemma.model.stack as stack_module
-from comparison import compare_sequence, worst
+import dgemma.model.layers as layers_module
+import dgemma.model.moe as experts_module
+import dgemma.model.transformer as transformer_module
+from comparison import Recorded, compare_recorded, record_sequence, worst
 from dgemma.language_model import LanguageModel
-from dgemma.model.attention import Attention
+from dgemma.model.attention import Attention, Rope, rotate
 from dgemma.model.config import LayerKind
-from dgemma.model.context import Context
-from dgemma.model.layer import Door, ForwardPlan
-from dgemma.model.norm import rms_norm
-from dgemma.model.rope import Rope, rotate
-from dgemma.model.self_conditioning import SelfConditioning
-from dgemma.model.stack import Stack
+from dgemma.model.kv_cache import AttentionContext
+from dgemma.model.layers import rms_norm
+from dgemma.model.transformer import ForwardPlan, PassMode, SelfConditioning, Transformer
 from oracle import CASES, Case, make_oracle, make_ours, oracle_cache, tokens
 
 CAUGHT = 1e-3  # ten times the tolerance of the parity tests
@@ -36,18 +34,20 @@ Mutation = Callable[[LanguageModel, pytest.MonkeyPatch], None]
 
 
 def swap_layer_scalars(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    for layer in lm.stack.layers:
-        layer.encode_scalar, layer.denoise_scalar = layer.denoise_scalar, layer.encode_scalar
+    for layer in lm.transformer.layers:
+        layer.causal_scalar, layer.denoising_scalar = layer.denoising_scalar, layer.causal_scalar
 
 
-def one_layer_scalar_for_both_doors(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    for layer in lm.stack.layers:
-        layer.encode_scalar = layer.denoise_scalar
+def one_layer_scalar_for_both_passes(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
+    for layer in lm.transformer.layers:
+        layer.causal_scalar = layer.denoising_scalar
 
 
 def usual_score_scale(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    mix = attention_module.mix
-    patch.setattr(attention_module, "mix", lambda q, *rest: mix(q * q.shape[-1] ** -0.5, *rest))
+    mix = attention_module.grouped_query_attention
+    patch.setattr(
+        attention_module, "grouped_query_attention", lambda q, *rest: mix(q * q.shape[-1] ** -0.5, *rest)
+    )
 
 
 def value_is_the_finished_key(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
@@ -76,77 +76,77 @@ def query_norm_after_rope(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
 
 
 def window_one_longer(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    lm.stack.config = replace(lm.config, window=lm.config.window + 1)
+    lm.transformer.config = replace(lm.config, window=lm.config.window + 1)
 
 
 def window_one_shorter(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    lm.stack.config = replace(lm.config, window=lm.config.window - 1)
+    lm.transformer.config = replace(lm.config, window=lm.config.window - 1)
 
 
 def window_moves_with_the_canvas_token(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    def mutated(context: Context, kind: LayerKind, window: int, canvas_len: int) -> Tensor:
+    def mutated(context: AttentionContext, kind: LayerKind, window: int, canvas_len: int) -> Tensor:
         past = context.positions(kind)[:, None]
         query = context.lengths[:, None, None] + torch.arange(canvas_len)[:, None]
         seen = (past >= 0) & (past > query - (window if kind is LayerKind.SLIDING else 10**6))
         canvas = torch.ones(seen.shape[0], canvas_len, canvas_len, dtype=torch.bool)
         return torch.cat((seen, canvas), -1)[:, None]
 
-    patch.setattr(stack_module, "denoise_mask", mutated)
+    patch.setattr(transformer_module, "denoising_mask", mutated)
 
 
 def causal_canvas(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    denoise_mask = attention_module.denoise_mask
+    denoising_mask = attention_module.denoising_mask
 
-    def mutated(context: Context, kind: LayerKind, window: int, canvas_len: int) -> Tensor:
-        mask = denoise_mask(context, kind, window, canvas_len).expand(-1, 1, canvas_len, -1).clone()
+    def mutated(context: AttentionContext, kind: LayerKind, window: int, canvas_len: int) -> Tensor:
+        mask = denoising_mask(context, kind, window, canvas_len).expand(-1, 1, canvas_len, -1).clone()
         mask[..., -canvas_len:] &= torch.ones(canvas_len, canvas_len).tril().bool()
         return mask
 
-    patch.setattr(stack_module, "denoise_mask", mutated)
+    patch.setattr(transformer_module, "denoising_mask", mutated)
 
 
 def encode_sees_the_future(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    encode_mask = attention_module.encode_mask
+    causal_mask = attention_module.causal_mask
 
     def mutated(positions: Tensor, *rest: object) -> Tensor:
-        mask = encode_mask(positions, *rest)
+        mask = causal_mask(positions, *rest)
         mask[..., -positions.shape[1] :] = True
         return mask
 
-    patch.setattr(stack_module, "encode_mask", mutated)
+    patch.setattr(transformer_module, "causal_mask", mutated)
 
 
 def rotate_the_whole_head(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
     full = replace(lm.config.rope[LayerKind.FULL], rotated_share=1.0)
     config = replace(lm.config, rope={**lm.config.rope, LayerKind.FULL: full})
-    lm.stack.rope = Rope(config, torch.device("cpu"))
+    lm.transformer.rope = Rope(config, torch.device("cpu"))
 
 
 def canvas_positions_from_zero(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    plan = Stack._plan
+    plan = Transformer._plan
 
-    def mutated(self: Stack, door: Door, positions: Tensor, *rest: object) -> ForwardPlan:
-        if door is Door.DENOISE:
+    def mutated(self: Transformer, mode: PassMode, positions: Tensor, *rest: object) -> ForwardPlan:
+        if mode is PassMode.DENOISING:
             positions = positions - positions[:, :1]
-        return plan(self, door, positions, *rest)
+        return plan(self, mode, positions, *rest)
 
-    patch.setattr(Stack, "_plan", mutated)
+    patch.setattr(Transformer, "_plan", mutated)
 
 
 def router_reads_the_normed_copy(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    for layer in lm.stack.layers:
+    for layer in lm.transformer.layers:
         layer.router.register_forward_pre_hook(
             lambda module, args, norm=layer.before_experts: (norm(args[0]),)
         )
 
 
 def router_scale_forgotten(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    for layer in lm.stack.layers:
+    for layer in lm.transformer.layers:
         layer.router.scale.fill_(1)
 
 
 def expert_scale_forgotten(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    for layer in lm.stack.layers:
+    for layer in lm.transformer.layers:
         layer.router.expert_scale.fill_(1)
 
 
@@ -161,16 +161,16 @@ def answers_not_brought_back_in_order(lm: LanguageModel, patch: pytest.MonkeyPat
 
 
 def experts_without_shared_mlp(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    for layer in lm.stack.layers:
+    for layer in lm.transformer.layers:
         layer.after_mlp.weight.zero_()
 
 
 def norm_adds_one_to_its_weight(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(norm_module, "rms_norm", lambda x, w, eps: rms_norm(x, None if w is None else 1 + w, eps))
+    patch.setattr(layers_module, "rms_norm", lambda x, w, eps: rms_norm(x, None if w is None else 1 + w, eps))
 
 
 def eps_forgotten(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    for module in lm.stack.modules():
+    for module in lm.transformer.modules():
         if hasattr(module, "eps"):
             module.eps = 1e-6
 
@@ -189,22 +189,22 @@ def self_conditioning_ignored(lm: LanguageModel, patch: pytest.MonkeyPatch) -> N
 
 def soft_embedding_unscaled(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
     # The norm behind it hides the factor unless eps is large: hence the large-eps case.
-    soft_embedding = Stack.soft_embedding
+    soft_embedding = Transformer.soft_embedding
     scale = lm.config.hidden_size**0.5
-    patch.setattr(Stack, "soft_embedding", lambda self, lo: soft_embedding(self, lo) / scale)
+    patch.setattr(Transformer, "soft_embedding", lambda self, lo: soft_embedding(self, lo) / scale)
 
 
 def embedding_unscaled(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    lm.stack._embedding_scale = 1.0
+    lm.transformer._embedding_scale = 1.0
 
 
 def logits_not_capped(lm: LanguageModel, patch: pytest.MonkeyPatch) -> None:
-    lm.stack.config = replace(lm.config, logit_cap=1e5)
+    lm.transformer.config = replace(lm.config, logit_cap=1e5)
 
 
 MUTATIONS: list[tuple[Mutation, Case]] = [
     (swap_layer_scalars, SMALL_WINDOW),
-    (one_layer_scalar_for_both_doors, SMALL_WINDOW),
+    (one_layer_scalar_for_both_passes, SMALL_WINDOW),
     (usual_score_scale, SMALL_WINDOW),
     (value_is_the_finished_key, SMALL_WINDOW),
     (value_without_norm, SMALL_WINDOW),
@@ -232,15 +232,18 @@ MUTATIONS: list[tuple[Mutation, Case]] = [
 ]
 
 
+@cache
+def recorded(case: Case) -> Recorded:
+    return record_sequence(make_oracle(case), case, 3 * case.window)
+
+
 @pytest.mark.parametrize(("mutation", "case"), MUTATIONS, ids=lambda x: getattr(x, "__name__", ""))
 @torch.no_grad()
 def test_a_broken_detail_is_caught(mutation: Mutation, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    oracle = make_oracle(case)
-    ours = make_ours(oracle)
-    length = 3 * case.window
-    assert max(compare_sequence(oracle, ours, case, length).values()) < 1e-4
+    ours = make_ours(make_oracle(case))
+    assert max(compare_recorded(recorded(case), ours).values()) < 1e-4
     mutation(ours, monkeypatch)
-    assert max(compare_sequence(oracle, ours, case, length).values()) > CAUGHT
+    assert max(compare_recorded(recorded(case), ours).values()) > CAUGHT
 
 
 @torch.no_grad()
@@ -261,9 +264,9 @@ def test_padding_that_leaks_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         return worst(logits[1:], theirs.logits)
 
     assert difference() < 1e-4
-    append = stack_module.Context.positions
+    append = transformer_module.AttentionContext.positions
     monkeypatch.setattr(
-        stack_module.Context,
+        transformer_module.AttentionContext,
         "positions",
         # As if every slot of a shorter row held a token.
         lambda self, kind: append(self, kind).abs(),

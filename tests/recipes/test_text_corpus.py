@@ -318,21 +318,21 @@ def test_controls_are_the_bundled_ones(tokenizer: Tokenizer) -> None:
     assert tokenizer.controls == bundled.controls
     assert tokenizer.template_names == bundled.template_names
     assert tokenizer.vocab_size == 1000
-    assert [tokenizer.piece(id_) for id_ in (107, 107 + 255)] == ["<0x00>", "<0xFF>"]
+    assert [tokenizer.id_to_token(id_) for id_ in (107, 107 + 255)] == ["<0x00>", "<0xFF>"]
 
 
 @pytest.mark.parametrize("length", range(2, MAX_SPACES + 1))
 def test_a_run_of_spaces_is_one_piece_and_leaves_the_word_alone(tokenizer: Tokenizer, length: int) -> None:
     ids = tokenizer.encode(" " * length + "return")
-    assert [tokenizer.piece(id_) for id_ in ids[:1]] == [SPACE * length]
+    assert [tokenizer.id_to_token(id_) for id_ in ids[:1]] == [SPACE * length]
     assert ids[1:] == tokenizer.encode("return")
 
 
 def test_pieces_keep_within_words_lines_and_digits(tokenizer: Tokenizer) -> None:
     for id_ in range(107 + 256 + MAX_SPACES - 1, tokenizer.vocab_size):
-        piece = tokenizer.piece(id_)
+        piece = tokenizer.id_to_token(id_)
         assert piece
         assert re.fullmatch(rf"{SPACE}?[^\W\d_]+|{SPACE}?[\W_]+|\d", piece), piece
         assert "\n" not in piece or set(piece) == {"\n"}
         assert SPACE not in piece[1:]
-    assert [tokenizer.piece(id_) for id_ in tokenizer.encode("x 203")] == ["x", SPACE, "2", "0", "3"]
+    assert [tokenizer.id_to_token(id_) for id_ in tokenizer.encode("x 203")] == ["x", SPACE, "2", "0", "3"]

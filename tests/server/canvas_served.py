@@ -15,7 +15,7 @@ import dgemma
 from dgemma import LanguageModel
 from dgemma.engine.open import open_engine
 from dgemma.server.app import create_app
-from dgemma.server.settings import Settings
+from dgemma.server.http.settings import Settings
 from dgemma.server.text import CheckpointText
 from server.real_server import write_model
 from server.served import on_a_port
@@ -35,7 +35,7 @@ def tiny() -> LanguageModel:
 def served_tiny(*, slots: int = 8, queue_len: int = 64, **settings: Any) -> Iterator[str]:
     """-> the address."""
     lm = tiny()
-    engine = open_engine(lm, slots=slots, queue_len=queue_len, memory_fraction=0.1)
+    engine = open_engine(lm, max_num_seqs=slots, queue_len=queue_len, memory_fraction=0.1)
     text = CheckpointText(lm.tokenizer, lm.chat_template)
     with on_a_port(create_app(Settings(api_keys=(KEY,), **settings), engine, text)) as address:
         yield address

@@ -9,26 +9,25 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dgemma.canvas.workbench import Workbench
-from dgemma.constraint.compiler import Compiler
+from dgemma.engine.request import EngineRequest
 from dgemma.engine.service import (
     Accepted,
     BusyError,
     DrainingError,
     EngineEvent,
     EngineFailureError,
-    EngineRequest,
     EngineStats,
     ServedModel,
 )
 from dgemma.events import Answer, Commit, Draft, Finish, FinishReason, ToolCall
 from dgemma.params import GenerationParams
-from dgemma.server.text import TokenPiece
+from dgemma.server.text import TokenText
+from dgemma.structured_output.compiler import GrammarCompiler
+from dgemma.tasks.context import TaskContext
 from dgemma.text.json_value import JsonReader
-from dgemma.text.messages import read_messages
-from dgemma.text.piece_table import PieceTable
+from dgemma.text.messages import read_messages, read_tools
 from dgemma.text.stop_strings import StopStrings
-from dgemma.text.tools import read_tools
+from dgemma.text.token_texts import TokenTexts
 from text.bundled import TEMPLATE, TOKENIZER
 
 # Tokens below 256 are bytes; above them stand the controls.
@@ -36,8 +35,8 @@ BOS, TURN, END, THINK, TOOL = range(256, 261)
 CONTROLS = {BOS: "<bos>", TURN: "<|turn>", END: "<turn|>", THINK: "<|think|>", TOOL: "<|tool>"}
 VOCAB_SIZE = 261
 CANVAS_LEN = 16
-PIECES = PieceTable(TOKENIZER)
-WORDS = tuple(id_ for id_ in range(TOKENIZER.vocab_size) if PIECES.text_of(id_))
+TOKEN_TEXTS = TokenTexts(TOKENIZER)
+WORDS = tuple(id_ for id_ in range(TOKENIZER.vocab_size) if TOKEN_TEXTS.text_of(id_))
 
 
 class FakeText:
@@ -62,24 +61,24 @@ class FakeText:
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         return (BOS, *JsonReader().text(text, "text").encode())
 
-    def piece(self, token: int) -> TokenPiece:
+    def token_text(self, token: int) -> TokenText:
         if token in CONTROLS:
-            return TokenPiece(text=CONTROLS[token], raw=None)
+            return TokenText(text=CONTROLS[token], raw=None)
         raw = bytes([token])
-        return TokenPiece(text=raw.decode(errors="replace"), raw=raw)
+        return TokenText(text=raw.decode(errors="replace"), raw=raw)
 
-    def compiler(self, served: ServedModel) -> Compiler:
+    def compiler(self, served: ServedModel) -> GrammarCompiler:
         """On the bundled tokenizer, too: bytes have no tool calls."""
-        return Compiler(TOKENIZER, TOKENIZER.vocab_size, (TOKENIZER.controls["<eos>"],))
+        return GrammarCompiler(TOKENIZER, TOKENIZER.vocab_size, (TOKENIZER.controls["<eos>"],))
 
-    def workbench(
+    def task_context(
         self, served: ServedModel, *, params: GenerationParams, seed: int, adapter: str | None, id_: str
-    ) -> Workbench:
+    ) -> TaskContext:
         """On the bundled tokenizer: work on canvases is more than bytes."""
-        return Workbench(
+        return TaskContext(
             tokenizer=TOKENIZER,
             template=TEMPLATE,
-            pieces=PIECES,
+            token_texts=TOKEN_TEXTS,
             canvas_len=served.canvas_len,
             max_positions=served.max_positions,
             vocab_size=served.vocab_size,
@@ -121,7 +120,7 @@ def by_seed(request: EngineRequest) -> Script:
 
 def worked(request: EngineRequest, script: Script) -> Answer:
     """The answer to a part of a fill, an edit or a decision: as likely as a hash of it all would have it."""
-    given, start = request.given, request.score_from
+    given, start = request.pinned, request.score_from
 
     asked = hashlib.sha256(f"{request.seed} {request.prompt} {request.adapter}".encode())
 
@@ -206,10 +205,10 @@ class FakeEngine:
         return EngineStats(
             slots_used=self.running,
             slots_total=8,
-            full_pages_used=3,
-            full_pages_total=64,
-            window_pages_used=2,
-            window_pages_total=16,
+            full_blocks_used=3,
+            full_blocks_total=64,
+            window_blocks_used=2,
+            window_blocks_total=16,
             prefix_hit_tokens=40,
             counters={"denoise_forwards": 12},
             failure=self.failure,
@@ -234,7 +233,7 @@ class FakeEngine:
         self.most_running = max(self.most_running, self.running)
         writer = _Writer(request, script)
         is_finished = False
-        is_work = request.given is not None or request.score_from is not None
+        is_work = request.pinned is not None or request.score_from is not None
         try:
             if not script.accepts:
                 await asyncio.sleep(3600)

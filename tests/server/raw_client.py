@@ -6,13 +6,13 @@ import asyncio
 import json
 from typing import Any
 
-from dgemma.server.front_door import FrontDoor
+from dgemma.server.http.middleware import RequestMiddleware
 
 
 class RawClient:
     """One request straight into the application."""
 
-    def __init__(self, app: FrontDoor, path: str, body: Any) -> None:
+    def __init__(self, app: RequestMiddleware, path: str, body: Any) -> None:
         self._app = app
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()

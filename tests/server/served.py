@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import httpx2
 
 from dgemma.server.app import create_app
-from dgemma.server.front_door import FrontDoor
+from dgemma.server.http.middleware import RequestMiddleware
+from dgemma.server.http.settings import Settings
 from dgemma.server.run import DrainingServer, listen
-from dgemma.server.settings import Settings
 from server.fake_engine import FakeEngine, FakeText
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ WEATHER = {
 }
 
 
-def app_of(engine: FakeEngine | None = None, **settings: Any) -> FrontDoor:
+def app_of(engine: FakeEngine | None = None, **settings: Any) -> RequestMiddleware:
     return create_app(Settings(**settings), engine or FakeEngine(), FakeText())
 
 
@@ -45,11 +45,11 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(bounded())
 
 
-def client_of(app: FrontDoor, **options: Any) -> httpx2.AsyncClient:
+def client_of(app: RequestMiddleware, **options: Any) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test", **options)
 
 
-def ask(app: FrontDoor, method: str, path: str, **options: Any) -> httpx2.Response:
+def ask(app: RequestMiddleware, method: str, path: str, **options: Any) -> httpx2.Response:
     """One request, in this process. When it is over, nothing of it runs on: looked at before the event loop
     ends, which would close what was forgotten."""
 
@@ -63,7 +63,7 @@ def ask(app: FrontDoor, method: str, path: str, **options: Any) -> httpx2.Respon
     return run(asked())
 
 
-def post(app: FrontDoor, path: str, body: Any, **options: Any) -> httpx2.Response:
+def post(app: RequestMiddleware, path: str, body: Any, **options: Any) -> httpx2.Response:
     return ask(app, "POST", path, json=body, **options)
 
 
@@ -94,7 +94,7 @@ def joined(chunks: list[dict[str, Any]], field: str, index: int = 0) -> str:
 
 
 @contextmanager
-def on_a_port(app: FrontDoor) -> Iterator[str]:
+def on_a_port(app: RequestMiddleware) -> Iterator[str]:
     """The app behind a real socket, in a thread -> its address."""
     server = DrainingServer(app)
     listener = listen("127.0.0.1", 0)
@@ -104,11 +104,11 @@ def on_a_port(app: FrontDoor) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         assert not thread.is_alive()
 
 
-def eventually(condition: Any, timeout_s: float = 5.0) -> None:
+def eventually(condition: Any, timeout_s: float = 60.0) -> None:
     """Another thread or process shall bring it about."""
     end = time.monotonic() + timeout_s
     while not condition():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from dgemma.server.http.settings import Settings
 from dgemma.server.run import serve
-from dgemma.server.settings import Settings
 from server.fake_engine import FakeEngine, FakeText, Script
 
 if __name__ == "__main__":

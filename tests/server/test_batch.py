@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgemma.engine.service import EngineFailureError, EngineRequest
+from dgemma.engine.request import EngineRequest
+from dgemma.engine.service import EngineDeadError, EngineFailureError
 from dgemma.errors import InputError
-from dgemma.server.batch import answer_all, queue_len
-from dgemma.server.batch_requests import BatchRequests
-from dgemma.server.batch_results import BatchResult, BatchResults
-from dgemma.server.settings import Settings
+from dgemma.server.batch.protocol import BatchRequests, BatchResult, BatchResults
+from dgemma.server.batch.serving import answer_all, queue_len
+from dgemma.server.http.settings import Settings
 from dgemma.server.state import ServerState
 from server.canvas_bodies import DECIDE, DECIDE_BY_NAME, DECISIONS, EDIT, EDIT_ASKED, FIM, GAP
 from server.fake_engine import FakeEngine, FakeText, Script, by_seed
@@ -275,7 +275,7 @@ def test_an_engine_that_works_no_more_ends_the_batch_and_costs_no_request(tmp_pa
 
     engine = FakeEngine(script)
     input_ = write_lines(tmp_path / "in", [line_of(str(s), {**ONCE, "seed": s}) for s in range(6)])
-    with pytest.raises(EngineFailureError, match=r"the engine works no more: the device is gone"):
+    with pytest.raises(EngineDeadError, match=r"the engine has stopped: the device is gone"):
         run_batch(input_, tmp_path / "out", engine, max_num_seqs=1)
     assert results_of(tmp_path / "out").keys() <= {"0", "1"}
     run_batch(input_, tmp_path / "out")
@@ -442,7 +442,9 @@ def test_a_disk_that_is_full_in_the_middle_of_a_line_loses_nothing(held: Path, t
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 30, limits[1]))
     try:
-        with pytest.raises(InputError, match=r"out cannot be written: File too large\. Make room; the same"):
+        with pytest.raises(
+            InputError, match=r"out cannot be written: File too large\. Free some space; the same"
+        ):
             run_batch(input_, held)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

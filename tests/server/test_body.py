@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from dgemma.server.api_error import ApiError
-from dgemma.server.body import parse_object
+from dgemma.server.http.body import parse_object
+from dgemma.server.http.errors import ApiError
 from server.served import CHAT, app_of, ask, client_of, error_of, run
 
 JSON = {"content-type": "application/json"}

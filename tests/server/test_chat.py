@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dgemma.events import ToolCall
-from dgemma.server.logprobs import UNLISTED, chat_logprobs
+from dgemma.server.outputs import UNLISTED, chat_logprobs
 from server.fake_engine import END, THINK, TOOL, FakeEngine, FakeText, Script, answer_text
 from server.served import CHAT, HELLO, WEATHER, app_of, events_of, joined, post
 

@@ -9,7 +9,7 @@ import pytest
 from dgemma.errors import InputError
 from dgemma.events import ToolCall
 from dgemma.server.app import create_app
-from dgemma.server.settings import Settings
+from dgemma.server.http.settings import Settings
 from server.fake_engine import BOS, FakeEngine, FakeText, Script, answer_text
 from server.served import COMPLETIONS, ONCE, app_of, events_of, post
 
@@ -107,7 +107,7 @@ def test_a_prompt_without_any_token_is_refused() -> None:
 def test_an_error_of_the_text_is_about_the_prompt() -> None:
     class Refusing(FakeText):
         def encode_prompt(self, text: str) -> tuple[int, ...]:
-            raise InputError("the character '☃' at position 0 has no piece in this tokenizer; remove it.")
+            raise InputError("the character '☃' at position 0 has no token in this tokenizer; remove it.")
 
     response = post(create_app(Settings(), FakeEngine(), Refusing()), COMPLETIONS, ONCE)
     assert response.status_code == 400

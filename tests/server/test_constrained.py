@@ -347,7 +347,7 @@ def test_the_gaps_of_other_clients_have_a_form(server: RealServer) -> None:
 
 def test_a_gap_that_holds_no_text_of_its_form_is_refused(client: OpenAI, server: RealServer) -> None:
     gap: Any = {"model": "tiny", "prompt": "a", "suffix": "b", "max_tokens": 2}
-    for regex, words in (("[0-9]{30}", "no text of the form has at most"), ("[", "regex: the pattern")):
+    for regex, words in (("[0-9]{30}", "no text of the response format has"), ("[", "regex: the pattern")):
         with pytest.raises(openai.BadRequestError, match=re.escape(words)) as caught:
             client.completions.create(**gap, extra_body={"regex": regex})
         assert caught.value.param == "regex"

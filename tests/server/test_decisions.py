@@ -11,9 +11,9 @@ import pytest
 from inceptionai import Inception
 from openai import OpenAI
 
-from dgemma.canvas.calibration import Calibration
-from dgemma.canvas.decide import Choice, Question
 from dgemma.errors import InputError
+from dgemma.tasks.calibration import Calibration
+from dgemma.tasks.decide import Choice, Question
 from server.canvas_bodies import DECIDE, DECIDE_BY_NAME, DECISIONS, HOW, INPUT, SYSTEM_ONE, UNHAPPY, WHAT
 from server.canvas_served import KEY, served_tiny, tiny
 from server.fake_engine import FakeEngine, Script
@@ -313,7 +313,7 @@ def test_leaving_ends_all_requests_of_a_decision() -> None:
         while not engine.running:
             await asyncio.sleep(0)
         client.leave()
-        await asyncio.wait_for(client.task, 5)
+        await asyncio.wait_for(client.task, 60)
         assert engine.running == 0
         return engine
 

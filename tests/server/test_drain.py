@@ -28,7 +28,7 @@ from server.served import CHAT, HELLO, app_of, client_of, error_of, joined, on_a
 ROOT = Path(__file__).parents[2]
 
 
-def test_draining_lets_nobody_in_and_lets_those_inside_finish() -> None:
+def test_draining_refuses_new_requests_and_finishes_running_ones() -> None:
     async def drained() -> None:
         engine = FakeEngine(Script(text="x" * 40, delay_s=0.05))
         app = app_of(engine)
@@ -165,7 +165,7 @@ def test_an_open_port_without_a_key_is_worth_a_warning(
 ) -> None:
     with on_a_port(app_of(**settings)) as address:
         assert httpx2.get(address + "/health").status_code == 200
-    assert ("everybody who reaches this port" in caplog.text) == warned
+    assert ("every client that reaches this port" in caplog.text) == warned
 
 
 def test_nothing_waits_between_the_pieces_of_a_reply() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from inceptionai import Inception
 
-from dgemma.server.edit_message import EditMessage, read_edit_message
+from dgemma.server.edit.prompt import EditPrompt, parse_edit_message
 from server.canvas_bodies import EDIT, EDIT_ASKED, EDIT_CONTENT, REGION
 from server.canvas_served import KEY, served_tiny, tiny
 from server.fake_engine import FakeEngine, Script
@@ -28,23 +28,23 @@ def in_region(text: str) -> str:
 
 
 def test_the_parts_of_a_message_are_told_apart() -> None:
-    assert read_edit_message(EDIT_CONTENT) == EditMessage(
+    assert parse_edit_message(EDIT_CONTENT) == EditPrompt(
         before="current_file_path: greet.py\nimport os\n\n",
         region=REGION,
-        behind='\n\ngreet("you")\n',
+        after='\n\ngreet("you")\n',
         instruction="Recently viewed:\ncode_snippet_file_path: other.py\nx = 1\n\n"
         "Recent changes:\n--- greet.py\n+++ greet.py\n-def hello():\n+def greet(nmae):",
     )
 
 
 def test_what_is_said_outside_of_all_tags_is_the_instruction() -> None:
-    read = read_edit_message(f"Mend it, \n{in_region('a b')}\n please. ")
-    assert (read.before, read.region, read.behind) == ("", "a b", "")
+    read = parse_edit_message(f"Mend it, \n{in_region('a b')}\n please. ")
+    assert (read.before, read.region, read.after) == ("", "a b", "")
     assert read.instruction == "Mend it, \n\n please."
 
 
 def test_a_file_beside_the_region_is_something_to_know_of() -> None:
-    read = read_edit_message(f"<|current_file_content|>\nx = 1\n<|/current_file_content|>{in_region('x')}")
+    read = parse_edit_message(f"<|current_file_content|>\nx = 1\n<|/current_file_content|>{in_region('x')}")
     assert (read.before, read.region, read.instruction) == ("", "x", "The file:\nx = 1")
 
 
@@ -62,7 +62,7 @@ def test_a_file_beside_the_region_is_something_to_know_of() -> None:
     ],
 )
 def test_breaks_beside_the_tags_are_not_the_regions_own(inside: str, region: str) -> None:
-    assert read_edit_message(in_region(inside)).region == region
+    assert parse_edit_message(in_region(inside)).region == region
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_breaks_beside_the_tags_are_not_the_regions_own(inside: str, region: str
     [
         ("Mend it.", "there is no <|code_to_edit|>"),
         (in_region("a") + in_region("b"), "<|code_to_edit|> stands there twice"),
-        ("<|code_to_edit|>a", "<|code_to_edit|> is not closed; put <|/code_to_edit|> behind it"),
+        ("<|code_to_edit|>a", "<|code_to_edit|> is not closed; put <|/code_to_edit|> after it"),
         ("a<|/code_to_edit|>", "<|/code_to_edit|> closes nothing"),
         ("<|current_file_content|>" + in_region("a"), "<|current_file_content|> is not closed"),
         ("<|code_to_edit|><|current_file_content|><|/code_to_edit|>", "close that one first"),
@@ -166,7 +166,7 @@ def test_leaving_ends_all_requests_of_an_edit() -> None:
         while engine.running < 2:
             await asyncio.sleep(0)
         client.leave()
-        await asyncio.wait_for(client.task, 5)
+        await asyncio.wait_for(client.task, 60)
         assert engine.running == 0
         return engine
 
@@ -174,9 +174,9 @@ def test_leaving_ends_all_requests_of_an_edit() -> None:
 
 
 def test_mercurys_client_gets_what_the_python_api_writes() -> None:
-    read = read_edit_message(EDIT_CONTENT)
+    read = parse_edit_message(EDIT_CONTENT)
     expected = tiny().edit(
-        read.region, read.instruction, before=read.before, behind=read.behind, seed=7, temperature=0.5
+        read.region, read.instruction, before=read.before, after=read.after, seed=7, temperature=0.5
     )
     with served_tiny() as address, Inception(base_url=address, api_key=KEY, max_retries=0) as mercury:
         answer = mercury.edit.completions.create(

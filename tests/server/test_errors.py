@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from dgemma.engine.service import BusyError, DrainingError, EngineFailureError
+from dgemma.engine.service import BusyError, DrainingError, EngineDeadError, EngineFailureError
 from dgemma.errors import InputError
-from dgemma.server.api_error import api_error_of, named_field
 from dgemma.server.app import create_app
-from dgemma.server.front_door import FrontDoor
-from dgemma.server.settings import Settings
+from dgemma.server.http.errors import to_api_error
+from dgemma.server.http.middleware import RequestMiddleware
+from dgemma.server.http.settings import Settings
 from server.fake_engine import FakeEngine, FakeText, Script, by_seed
 from server.served import CHAT, COMPLETIONS, HELLO, ONCE, app_of, ask, client_of, error_of, post, run
 
@@ -117,7 +117,7 @@ def test_if_one_of_n_answers_finds_no_place_none_is_written(stream: bool) -> Non
 
 def test_more_requests_than_allowed_at_once_are_429() -> None:
     app = app_of(max_concurrent_requests=1)
-    with app.state.admission.enter():
+    with app.state.admission.admit():
         response = post(app, CHAT, HELLO)
     assert response.status_code == 429
     assert response.headers["retry-after"] == "1"
@@ -150,6 +150,7 @@ def test_an_engine_that_is_down_is_not_healthy() -> None:
     ("error", "status"),
     [
         (EngineFailureError("a step failed on secret words"), 500),
+        (EngineDeadError("the engine has stopped: secret words"), 503),
         (ZeroDivisionError("secret words"), 500),
         (InputError("the prompt holds token 7"), 400),
     ],
@@ -212,11 +213,11 @@ def test_an_exception_of_our_own_is_a_500_in_the_same_form_and_the_next_request_
     assert post(app, COMPLETIONS, ONCE).status_code == 200
 
 
-def test_a_failing_request_harms_nobody_beside_it() -> None:
+def test_a_failing_request_harms_no_other() -> None:
     def odd_ones_fail(request: Any) -> Script:
         return Script(text="x" * 40, fails_at=1) if request.seed % 2 else by_seed(request)
 
-    async def many(app: FrontDoor) -> list[int]:
+    async def many(app: RequestMiddleware) -> list[int]:
         import asyncio
 
         async with client_of(app) as client:
@@ -263,13 +264,15 @@ def test_an_engine_that_does_not_even_accept_is_given_up(stream: bool) -> None:
 # Names
 
 
-def test_a_sentence_names_its_field_only_if_it_is_one() -> None:
-    assert named_field("stop is 3; it must be", ("stop",)) == "stop"
-    assert named_field("the prompt is empty", ("stop",)) is None
+def test_an_input_error_keeps_its_field_and_code() -> None:
+    named = to_api_error(InputError.about("stop", "is 3; it must be text.", code="unsupported_parameter"))
+    assert (named.status, named.param, named.code) == (400, "stop", "unsupported_parameter")
+    unnamed = to_api_error(InputError("stop is no field here"))
+    assert (unnamed.param, unnamed.code) == (None, "invalid_value")
 
 
 def test_every_error_of_the_engine_has_a_status() -> None:
-    assert api_error_of(BusyError("full", retry_after_s=float("inf"))).headers == {"retry-after": "60"}
-    assert api_error_of(BusyError("full", retry_after_s=0)).headers == {"retry-after": "1"}
-    assert api_error_of(DrainingError("x")).status == 503
-    assert api_error_of(RuntimeError("x")).status == 500
+    assert to_api_error(BusyError("full", retry_after_s=float("inf"))).headers == {"retry-after": "60"}
+    assert to_api_error(BusyError("full", retry_after_s=0)).headers == {"retry-after": "1"}
+    assert to_api_error(DrainingError("x")).status == 503
+    assert to_api_error(RuntimeError("x")).status == 500

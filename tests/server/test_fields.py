@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from dgemma.server.fields import NEUTRAL, UNSUPPORTED_IN_CHAT, UNSUPPORTED_IN_COMPLETIONS
-from dgemma.server.openapi import REQUESTS
+from dgemma.server.app import ENDPOINTS
+from dgemma.server.chat.protocol import UNSUPPORTED_IN_CHAT
+from dgemma.server.completions.protocol import UNSUPPORTED_IN_COMPLETIONS
+from dgemma.server.http.openapi import request_models
+from dgemma.server.validation import NEUTRAL
 from server.fake_engine import FakeEngine
 from server.served import CHAT, COMPLETIONS, HELLO, ONCE, WEATHER, app_of, error_of, post
 
@@ -270,6 +273,6 @@ def test_extra_params_of_mercurys_client_are_fields_like_others() -> None:
 
 def test_the_documented_table_names_every_field() -> None:
     page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
-    for kind, unsupported in REQUESTS.items():
+    for kind, unsupported in request_models(ENDPOINTS).items():
         for name in (*kind.model_fields, *unsupported, "extra_body"):
             assert f"`{name}`" in page, name

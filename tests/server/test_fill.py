@@ -12,9 +12,10 @@ import pytest
 from inceptionai import Inception
 from openai import AsyncOpenAI, OpenAI
 
-from dgemma.engine.service import BusyError, EngineRequest, EngineStats
+from dgemma.engine.request import EngineRequest
+from dgemma.engine.service import BusyError, EngineStats
 from dgemma.errors import InputError
-from dgemma.server import gap, in_flight
+from dgemma.server import engine_rounds, gap
 from server.canvas_bodies import FIM, GAP, PROMPT, SUFFIX
 from server.canvas_served import KEY, served_tiny, tiny
 from server.fake_engine import FakeEngine, Script
@@ -111,7 +112,7 @@ def test_two_at_once_and_a_chat_beside_them_do_not_disturb_each_other(address: s
 def test_an_empty_suffix_is_an_ordinary_completion() -> None:
     engine = FakeEngine()
     assert text_of(whole_of(engine, suffix="")) == text_of(whole_of(FakeEngine(), suffix=None))
-    assert [request.given for request in engine.requests] == [None]
+    assert [request.pinned for request in engine.requests] == [None]
     assert text_of(whole_of(FakeEngine(), FIM, suffix=None)) == text_of(whole_of(FakeEngine(), suffix=""))
 
 
@@ -123,7 +124,7 @@ def test_the_same_seed_gives_the_same_text_and_n_answers_have_seeds_in_a_row() -
     assert text_of(both, 1) == text_of(whole_of(FakeEngine(), seed=8))
     assert text_of(both) != text_of(both, 1)
     assert both["usage"]["prompt_tokens"] == whole_of(FakeEngine())["usage"]["prompt_tokens"]
-    assert {request.seed for request in engine.requests if request.given is not None} == {7, 8}
+    assert {request.seed for request in engine.requests if request.pinned is not None} == {7, 8}
 
 
 def test_the_chunks_of_a_stream_join_to_the_whole_answer() -> None:
@@ -262,7 +263,7 @@ class Crowded(FakeEngine):
 
 
 def test_a_full_queue_in_the_middle_of_the_work_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_flight, "_FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(engine_rounds, "_FIRST_RETRY_S", 0.001)
     engine = Crowded(Script(turns=2))
     assert text_of(whole_of(engine)) == text_of(whole_of(FakeEngine()))
     assert engine.refusals > 3
@@ -272,7 +273,7 @@ def test_a_full_queue_in_the_middle_of_the_work_is_waited_for(monkeypatch: pytes
 def test_a_queue_that_stays_full_is_an_error_in_the_end(
     monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    monkeypatch.setattr(in_flight, "_FIRST_WAIT_S", 0.0001)
+    monkeypatch.setattr(engine_rounds, "_FIRST_RETRY_S", 0.0001)
     engine = FakeEngine()
     engine.busy_after = 3
     response = post(app_of(engine), COMPLETIONS, {**GAP, "stream": stream})
@@ -283,7 +284,7 @@ def test_a_queue_that_stays_full_is_an_error_in_the_end(
     else:
         assert response.status_code == 429
     # While its own run it asks again when one of them ends; when none does, so often and no more.
-    assert 0 <= len(engine.requests) - (3 + in_flight._TRIES + 1) <= 3
+    assert 0 <= len(engine.requests) - (3 + engine_rounds._MAX_RETRIES + 1) <= 3
     assert len(engine.finished) == 3
 
 
@@ -297,7 +298,7 @@ def test_leaving_ends_all_requests_of_a_gap(stream: bool, holds: Script) -> None
         while engine.running < expected:
             await asyncio.sleep(0)
         client.leave()
-        await asyncio.wait_for(client.task, 5)
+        await asyncio.wait_for(client.task, 60)
         assert engine.running == 0, "before the event loop ends, which closes all"
         return engine
 
@@ -358,7 +359,7 @@ def test_a_gap_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     assert facts["completion_tokens"] == usage["completion_tokens"]
     assert facts["prompt"] == [PROMPT, SUFFIX]
     assert facts["answers"] == [text_of(reply)]
-    page = app.state.metrics.render(app.state.engine.stats(), num_inside=0)
+    page = app.state.metrics.render(app.state.engine.stats(), num_active=0)
     assert f'dgemma_http_requests_total{{endpoint="{FIM}",status="200"}} 1' in page
     assert f"dgemma_prompt_tokens_total {usage['prompt_tokens']}" in page
     assert "dgemma_answers_total" in page
@@ -391,4 +392,4 @@ def test_a_gap_that_no_word_may_cross_is_filled_between_plain_borders(
     monkeypatch.setattr(gap, "fill", without_words)
     engine = FakeEngine()
     assert text_of(whole_of(engine))
-    assert all(not request.given.among for request in engine.requests if request.given is not None)
+    assert all(not request.pinned.among for request in engine.requests if request.pinned is not None)

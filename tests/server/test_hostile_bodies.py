@@ -9,6 +9,7 @@ import json
 import random
 import tracemalloc
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -262,12 +263,13 @@ def test_two_thousand_wrong_bodies_are_refused_and_leave_nothing_behind() -> Non
 
     tracemalloc.start()
     try:
-        RUNNER.run(refuse(700))
-        gc.collect()
-        before, _ = tracemalloc.get_traced_memory()
-        RUNNER.run(refuse(1300))
-        gc.collect()
-        after, _ = tracemalloc.get_traced_memory()
+        kept = []
+        for count in (700, 650, 650):
+            RUNNER.run(refuse(count))
+            gc.collect()
+            kept.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert after - before < 64_000, "less than 50 bytes of each"
+    # A leak grows in every part; a module that is imported late, or a cache of another test's, in one.
+    growth = [after - before for before, after in pairwise(kept)]
+    assert min(growth) < 32_000, "less than 50 bytes of each"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from dgemma.server import keys
-from dgemma.server.api_error import ApiError
-from dgemma.server.keys import ApiKeys
+from dgemma.server.http import auth
+from dgemma.server.http.auth import ApiKeyAuth
+from dgemma.server.http.errors import ApiError
 from server.served import CHAT, HELLO, app_of, post
 
 KEY = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=512))
@@ -49,7 +49,7 @@ def spread(found: dict[int, float]) -> float:
 
 
 def test_the_time_of_a_refusal_does_not_tell_how_much_of_a_key_is_right() -> None:
-    known = ApiKeys(["another", KEY])
+    known = ApiKeyAuth(["another", KEY])
 
     def refuse(key: str) -> None:
         with pytest.raises(ApiError):
@@ -78,8 +78,8 @@ def test_digests_of_one_length_are_compared_and_all_of_them(monkeypatch: pytest.
         compared.append((len(first), len(second)))
         return hmac.compare_digest(first, second)
 
-    monkeypatch.setattr(keys, "hmac", type("Hmac", (), {"compare_digest": staticmethod(noted)}))
-    known = ApiKeys(["first", "second", KEY])
+    monkeypatch.setattr(auth, "hmac", type("Hmac", (), {"compare_digest": staticmethod(noted)}))
+    known = ApiKeyAuth(["first", "second", KEY])
     for key in ("first", KEY):
         known.check(scope(key))
     for key in ("", "f", KEY * 10):

@@ -53,10 +53,10 @@ def test_under_overload_no_answer_is_lost_crossed_or_different(life: dict[str, A
     assert life["failures_before_poison"] == []
 
 
-def test_after_the_load_slots_and_pages_are_free(life: dict[str, Any]) -> None:
+def test_after_the_load_slots_and_blocks_are_free(life: dict[str, Any]) -> None:
     for used in (life["load"]["in_use_after"], life["poison"]["in_use_after"]):
         assert any("slots" in name for name in used)
-        assert any("pages" in name for name in used)
+        assert any("blocks" in name for name in used)
         assert not any(used.values()), used
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dgemma.engine.service import EngineFailureError
-from dgemma.server.log import LOGGER, configure_log
+from dgemma.server.http.log import LOGGER, configure_log
 from server.fake_engine import FakeEngine, Script
 from server.served import CHAT, HELLO, app_of, ask, post
 

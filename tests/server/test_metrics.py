@@ -6,13 +6,14 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from dgemma.server.front_door import FrontDoor
-from dgemma.server.metrics import Counter, Histogram
+from dgemma.engine.service import EngineStats
+from dgemma.server.http.metrics import Metrics
+from dgemma.server.http.middleware import RequestMiddleware
 from server.fake_engine import FakeEngine, Script
 from server.served import CHAT, COMPLETIONS, HELLO, ONCE, app_of, ask, post
 
 
-def samples(app: FrontDoor) -> dict[tuple[str, ...], float]:
+def samples(app: RequestMiddleware) -> dict[tuple[str, ...], float]:
     """Value by name and label values."""
     page = ask(app, "GET", "/metrics")
     assert page.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -49,8 +50,8 @@ def test_the_engines_numbers_are_there() -> None:
     found = samples(app_of())
     assert found["dgemma_slots_in_use",] == 0
     assert found["dgemma_slots",] == 8
-    assert found["dgemma_kv_pages_in_use", "full"] == 3
-    assert found["dgemma_kv_pages", "window"] == 16
+    assert found["dgemma_kv_blocks_in_use", "full"] == 3
+    assert found["dgemma_kv_blocks", "window"] == 16
     assert found["dgemma_requests_waiting",] == 0
     assert found["dgemma_requests_in_progress",] == 0
     assert found["dgemma_prefix_hit_tokens_total",] == 40
@@ -66,23 +67,39 @@ def test_labels_have_few_values_whatever_is_asked_for() -> None:
     assert endpoints == {"/v1/models/{model}", "other"}
 
 
+def test_two_applications_of_a_process_count_apart() -> None:
+    busy, idle = app_of(), app_of()
+    post(busy, CHAT, HELLO)
+    assert ("dgemma_answers_total", "stop") in samples(busy)
+    assert ("dgemma_answers_total", "stop") not in samples(idle)
+
+
 def test_a_histogram_counts_each_value_in_every_bucket_above_it() -> None:
-    histogram = Histogram("h", "help", (1, 2.5))
-    for value in (0.5, 1, 2, 99):
-        histogram.observe(value)
-    assert list(histogram.lines())[2:] == [
-        'h_bucket{le="1"} 2',
-        'h_bucket{le="2.5"} 3',
-        'h_bucket{le="+Inf"} 4',
-        "h_sum 102.5",
-        "h_count 4",
-    ]
+    metrics = Metrics()
+    for value in (1, 2, 3, 999):
+        metrics.steps.observe(value)
+    page = metrics.render(EngineStats(), num_active=0)
+    (family,) = (
+        family
+        for family in text_string_to_metric_families(page)
+        if family.name == "dgemma_denoising_steps_per_canvas"
+    )
+    buckets = {sample.labels["le"]: sample.value for sample in family.samples if "le" in sample.labels}
+    assert [buckets[bound] for bound in ("1.0", "2.0", "3.0", "128.0", "+Inf")] == [1, 2, 3, 3, 4]
+    assert {sample.name.rpartition("_")[2]: sample.value for sample in family.samples[-2:]} == {
+        "count": 4,
+        "sum": 1005,
+    }
 
 
 def test_labels_are_escaped() -> None:
-    counter = Counter("c", "help")
     value = 'a"b\\c\nd'
-    counter.add(kind=value)
-    (family,) = text_string_to_metric_families("\n".join(counter.lines()) + "\n")
-    read: Any = family.samples[0].labels
-    assert read == {"kind": value}
+    metrics = Metrics()
+    metrics.finished.labels(reason=value).inc()
+    found: Any = [
+        sample.labels
+        for family in text_string_to_metric_families(metrics.render(EngineStats(), num_active=0))
+        for sample in family.samples
+        if sample.name == "dgemma_answers_total"
+    ]
+    assert found == [{"reason": value}]

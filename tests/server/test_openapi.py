@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from dgemma.server.fields import UNSUPPORTED_IN_CHAT
-from dgemma.server.openapi import GENERATING_ERRORS
-from dgemma.server.replies import ChatChunk, ChatCompletion, Completion, ErrorReply, ModelList
-from dgemma.server.work_replies import Decision, EditCompletion, Infill, InfillChunk, NamedDecision
+from dgemma.server.chat.protocol import (
+    UNSUPPORTED_IN_CHAT,
+    ChatCompletionResponse,
+    ChatCompletionStreamResponse,
+)
+from dgemma.server.completions.protocol import CompletionResponse
+from dgemma.server.decisions.protocol import DecisionResponse, NamedDecisionResponse
+from dgemma.server.edit.protocol import EditCompletionResponse
+from dgemma.server.http.models import ModelList
+from dgemma.server.http.openapi import GENERATING_ERRORS
+from dgemma.server.infill.protocol import InfillChunk, InfillResponse
+from dgemma.server.protocol import ErrorResponse
 from server.canvas_bodies import (
     DECIDE,
     DECIDE_BY_NAME,
@@ -66,7 +74,7 @@ def test_every_reference_leads_somewhere() -> None:
 
 
 def test_requests_are_closed_and_know_this_servers_limits() -> None:
-    request = schema_of(max_choices=5)["components"]["schemas"]["ChatRequest"]
+    request = schema_of(max_choices=5)["components"]["schemas"]["ChatCompletionRequest"]
     assert request["additionalProperties"] is False
     assert request["required"] == ["model", "messages"]
     properties = request["properties"]
@@ -88,33 +96,35 @@ def test_keys_are_described_where_they_are_needed() -> None:
 def test_replies_are_what_they_are_said_to_be(more: dict[str, Any]) -> None:
     """The models forbid unknown fields, so what is not described cannot be sent."""
     app = app_of()
-    ChatCompletion.model_validate_json(post(app, CHAT, {**HELLO, **more}).content, strict=True)
+    ChatCompletionResponse.model_validate_json(post(app, CHAT, {**HELLO, **more}).content, strict=True)
     streaming = {"stream": True, "diffusing": True, "stream_options": {"include_usage": True}}
     for chunk in events_of(post(app, CHAT, {**HELLO, **more, **streaming})):
-        ChatChunk.model_validate(chunk, strict=True)
-    Completion.model_validate_json(post(app, COMPLETIONS, {**ONCE, "logprobs": 3}).content, strict=True)
+        ChatCompletionStreamResponse.model_validate(chunk, strict=True)
+    CompletionResponse.model_validate_json(
+        post(app, COMPLETIONS, {**ONCE, "logprobs": 3}).content, strict=True
+    )
     ModelList.model_validate_json(ask(app, "GET", "/v1/models").content, strict=True)
-    ErrorReply.model_validate_json(post(app, CHAT, {}).content, strict=True)
+    ErrorResponse.model_validate_json(post(app, CHAT, {}).content, strict=True)
 
 
 def test_replies_of_work_are_what_they_are_said_to_be() -> None:
     app = app_of()
     infill = {**VSCODE, "n_predict": 4}
     for path, body, kind in (
-        (COMPLETIONS, GAP, Completion),
-        (FIM, GAP, Completion),
-        (INFILL, infill, Infill),
-        (EDIT, EDIT_ASKED, EditCompletion),
-        (DECISIONS, DECIDE, Decision),
-        (DECISIONS, DECIDE_BY_NAME, NamedDecision),
-        (SYSTEM_ONE, DECIDE_BY_NAME, NamedDecision),
+        (COMPLETIONS, GAP, CompletionResponse),
+        (FIM, GAP, CompletionResponse),
+        (INFILL, infill, InfillResponse),
+        (EDIT, EDIT_ASKED, EditCompletionResponse),
+        (DECISIONS, DECIDE, DecisionResponse),
+        (DECISIONS, DECIDE_BY_NAME, NamedDecisionResponse),
+        (SYSTEM_ONE, DECIDE_BY_NAME, NamedDecisionResponse),
     ):
         kind.model_validate_json(post(app, path, body).content, strict=True)
     for chunk in events_of(post(app, FIM, {**GAP, "stream": True})):
-        Completion.model_validate(chunk, strict=True)
+        CompletionResponse.model_validate(chunk, strict=True)
     first, last = post(app, INFILL, {**infill, "stream": True}).text.strip().split("\n\n")
     InfillChunk.model_validate_json(first.removeprefix("data: "), strict=True)
-    Infill.model_validate_json(last.removeprefix("data: "), strict=True)
+    InfillResponse.model_validate_json(last.removeprefix("data: "), strict=True)
 
 
 def test_requests_of_work_know_this_servers_limits_and_what_they_cannot_have() -> None:

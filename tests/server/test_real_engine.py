@@ -90,10 +90,10 @@ def test_an_answer_is_that_of_the_python_api_token_for_token(
     assert choice.logprobs is not None
     listed = choice.logprobs.content or []
     pieces = CheckpointText(lm.tokenizer, None)
-    assert [entry.token for entry in listed] == [pieces.piece(token).text for token in expected.tokens]
+    assert [entry.token for entry in listed] == [pieces.token_text(token).text for token in expected.tokens]
     for entry, words in zip(listed, expected.logprobs, strict=True):
         found = [(top.token, top.logprob) for top in entry.top_logprobs]
-        assert found == [(pieces.piece(token).text, pytest.approx(value)) for token, value in words]
+        assert found == [(pieces.token_text(token).text, pytest.approx(value)) for token, value in words]
         assert entry.logprob == entry.top_logprobs[0].logprob
     assert answer.usage is not None
     assert answer.usage.completion_tokens == len(expected.tokens) == 40

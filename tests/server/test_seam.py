@@ -36,9 +36,9 @@ def test_fakes_and_the_real_text_fit_the_protocols() -> None:
 @pytest.mark.parametrize(
     ("prompt_len", "room"), [(0, 96), (4, 96), (5, 64), (36, 64), (37, 32), (69, 0), (1000, 0)]
 )
-def test_only_whole_canvases_fit_behind_a_prompt(prompt_len: int, room: int) -> None:
+def test_only_whole_canvases_fit_after_a_prompt(prompt_len: int, room: int) -> None:
     model = ServedModel(max_positions=100, canvas_len=32, vocab_size=9)
-    assert model.room_behind(prompt_len) == room
+    assert model.max_new_tokens(prompt_len) == room
 
 
 def test_a_busy_engine_says_when_to_come_back() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dgemma.cli.server_flags import SERVER_FLAGS, add_flags, read_flags
+from dgemma.cli.server_options import SERVER_FLAGS, add_flags, read_flags
 from dgemma.errors import InputError
-from dgemma.server.settings import Adapter, Settings
+from dgemma.server.http.settings import Adapter, Settings
 
 
 def settings_from(*argv: str, **environment: str) -> Settings:

@@ -8,8 +8,8 @@ import pytest
 
 from dgemma.errors import InputError
 from dgemma.server.app import create_app
-from dgemma.server.settings import Settings
-from dgemma.server.text import CheckpointText, TokenPiece
+from dgemma.server.http.settings import Settings
+from dgemma.server.text import CheckpointText, TokenText
 from server.fake_engine import FakeEngine
 from server.served import CHAT, HELLO, WEATHER, error_of, post
 from text.bundled import RICH, TEMPLATE, TOKENIZER
@@ -38,10 +38,10 @@ def test_a_prompt_begins_with_bos() -> None:
 
 def test_the_bytes_of_all_pieces_are_the_text() -> None:
     text = "Hello wörld €"
-    pieces = [TEXT.piece(token) for token in TEXT.encode_prompt(text)]
-    assert pieces[0] == TokenPiece(text="<bos>", raw=None)
+    pieces = [TEXT.token_text(token) for token in TEXT.encode_prompt(text)]
+    assert pieces[0] == TokenText(text="<bos>", raw=None)
     assert b"".join(piece.raw or b"" for piece in pieces).decode() == text
-    assert TokenPiece(text="\ufffd", raw=b"\xe2") in pieces
+    assert TokenText(text="\ufffd", raw=b"\xe2") in pieces
 
 
 def test_without_a_template_chat_is_refused_and_completions_are_named() -> None:

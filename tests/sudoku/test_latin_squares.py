@@ -32,6 +32,6 @@ def test_a_record_is_a_square_and_some_of_its_cells() -> None:
     assert records[3:5] == [records[3], records[4]]
 
 
-def test_there_is_no_record_behind_the_last() -> None:
+def test_there_is_no_record_after_the_last() -> None:
     with pytest.raises(IndexError):
         LatinSquares(count=3)[3]

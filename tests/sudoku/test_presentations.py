@@ -68,6 +68,6 @@ def test_a_skew_prefers_few_clues() -> None:
     assert means[1] < means[0] - 3
 
 
-def test_there_is_no_record_behind_the_last() -> None:
+def test_there_is_no_record_after_the_last() -> None:
     with pytest.raises(IndexError):
         Presentations(PUZZLES, count=10)[10]

@@ -16,7 +16,7 @@ from text.bundled import TOKENIZER
 BYTE = {value: 107 + value for value in range(256)}
 ids_of_all_kinds = st.lists(
     st.one_of(
-        st.integers(0, TOKENIZER.vocab_size + 5),  # pieces, controls, ids without a piece
+        st.integers(0, TOKENIZER.vocab_size + 5),  # tokens, controls, ids without a vocabulary entry
         st.sampled_from(sorted(TOKENIZER.byte_ids)),
         st.sampled_from([BYTE[value] for value in "€😀é".encode()]),
     ),
@@ -63,13 +63,13 @@ def test_what_is_no_id_is_refused() -> None:
         Detokenizer(TOKENIZER).add([-1])
 
 
-@pytest.mark.parametrize("piece", [BYTE[0x41], 400], ids=["bytes", "letters"])
-def test_the_cost_of_a_token_does_not_grow_with_the_text(piece: int) -> None:
+@pytest.mark.parametrize("token", [BYTE[0x41], 400], ids=["bytes", "text"])
+def test_the_cost_of_a_token_does_not_grow_with_the_text(token: int) -> None:
     def seconds(num_tokens: int) -> float:
         detokenizer = Detokenizer(TOKENIZER)
         start = time.process_time()
         for _ in range(num_tokens):
-            detokenizer.add([piece])
+            detokenizer.add([token])
         detokenizer.finish()
         return time.process_time() - start
 

@@ -1,4 +1,4 @@
-"""A chat is checked before anything is rendered, and comes out in one form."""
+"""Messages and tool declarations are validated and normalized before rendering."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from dgemma.errors import InputError
 from dgemma.text.json_value import JsonReader
-from dgemma.text.messages import MAX_MESSAGES, read_messages
+from dgemma.text.messages import MAX_MESSAGES, read_messages, read_tools
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
@@ -139,3 +139,37 @@ def test_media_are_refused_by_name(kind: str, medium: str) -> None:
     with pytest.raises(InputError) as caught:
         read(USER, message)
     assert str(caught.value) == f"{medium}s are not supported yet; remove the {kind!r} part of message 2."
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def test_declarations_are_copied() -> None:
+    tools = read_tools([TOOL], JsonReader())
+    assert tools == [TOOL]
+    assert tools is not None
+    assert tools[0] is not TOOL
+
+
+@pytest.mark.parametrize("nothing", [None, [], ()])
+def test_no_tools_are_none(nothing: Any) -> None:
+    assert read_tools(nothing, JsonReader()) is None
+
+
+@pytest.mark.parametrize(
+    ("tools", "problem"),
+    [
+        (TOOL, "tools is of type dict; give a list"),
+        ([TOOL] * 1025, "tools has 1025 declarations; at most 1024"),
+        ([TOOL, "f"], "tool 2 is not of the form"),
+        ([{"name": "f"}], "tool 1 is not of the form"),
+        ([{**TOOL, "type": "web_search"}], "tool 1 is not of the form"),
+        ([{"type": "function", "function": {}}], "tool 1 has no name"),
+        ([{"type": "function", "function": {"name": ""}}], "tool 1 has no name"),
+        ([{"type": "function", "function": {"name": "f", "parameters": "x"}}], "parameters is not an object"),
+        ([print], "tool 1 holds a value of type builtin_function_or_method"),
+    ],
+)
+def test_other_tools_are_refused_by_name(tools: Any, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        read_tools(tools, JsonReader())

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgemma.events import ToolCall
-from dgemma.text.reply import Channel, Reply, ReplyParser, ReplyPiece
+from dgemma.text.reply import Channel, ParsedReply, ReplyChunk, ReplyParser
 from dgemma.text.tokenizer import Tokenizer
 from text.bundled import TOKENIZER, bundled_added_tokens, edited_copy, ids_of
 
@@ -20,18 +20,18 @@ fragments = st.sampled_from(
 )
 
 
-def reply(text: str) -> Reply:
-    return Reply.from_ids(TOKENIZER, ids_of(text))
+def reply(text: str) -> ParsedReply:
+    return ParsedReply.from_ids(TOKENIZER, ids_of(text))
 
 
-def merged(pieces: list[ReplyPiece]) -> list[tuple[Channel, str, ToolCall | None]]:
-    """Neighbours of one channel joined: how text is cut into pieces is free."""
+def merged(chunks: list[ReplyChunk]) -> list[tuple[Channel, str, ToolCall | None]]:
+    """Neighbours of one channel joined: the split into chunks is free."""
     result: list[tuple[Channel, str, ToolCall | None]] = []
-    for piece in pieces:
-        if result and piece.call is None and result[-1][0] is piece.channel and result[-1][2] is None:
-            result[-1] = (piece.channel, result[-1][1] + piece.text, None)
+    for chunk in chunks:
+        if result and chunk.call is None and result[-1][0] is chunk.channel and result[-1][2] is None:
+            result[-1] = (chunk.channel, result[-1][1] + chunk.text, None)
         else:
-            result.append((piece.channel, piece.text, piece.call))
+            result.append((chunk.channel, chunk.text, chunk.call))
     return result
 
 
@@ -45,9 +45,9 @@ def test_any_split_gives_the_same_reply(parts: list[list[int]], cuts: list[int])
     borders = [0, *sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
     whole, split = ReplyParser(TOKENIZER), ReplyParser(TOKENIZER)
     expected = [*whole.add(ids), *whole.finish()]
-    pieces = [p for start, end in itertools.pairwise(borders) for p in split.add(ids[start:end])]
-    assert merged([*pieces, *split.finish()]) == merged(expected)
-    assert all(piece.text for piece in expected if piece.call is None)
+    chunks = [p for start, end in itertools.pairwise(borders) for p in split.add(ids[start:end])]
+    assert merged([*chunks, *split.finish()]) == merged(expected)
+    assert all(chunk.text for chunk in expected if chunk.call is None)
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,16 @@ def test_any_split_gives_the_same_reply(parts: list[list[int]], cuts: list[int])
     ],
 )
 def test_thought_and_answer(text: str, thought: str, answer: str) -> None:
-    assert reply(text) == Reply(thought=thought, answer=answer, tool_calls=())
+    assert reply(text) == ParsedReply(thought=thought, answer=answer, tool_calls=())
 
 
 def test_several_calls_between_text() -> None:
     text = 'So:<|tool_call>call:f{a:<|"|>x<|"|>}<tool_call|><|tool_call>call:g{}<tool_call|>done'
     calls = (ToolCall(name="f", arguments={"a": "x"}), ToolCall(name="g"))
-    assert reply(text) == Reply(thought="", answer="So:done", tool_calls=calls)
+    assert reply(text) == ParsedReply(thought="", answer="So:done", tool_calls=calls)
     parser = ReplyParser(TOKENIZER)
-    pieces = [*parser.add(ids_of(text)), *parser.finish()]
-    calls_shown = [piece.text for piece in pieces if piece.channel is Channel.TOOL_CALL]
+    chunks = [*parser.add(ids_of(text)), *parser.finish()]
+    calls_shown = [chunk.text for chunk in chunks if chunk.channel is Channel.TOOL_CALL]
     assert calls_shown == ['{"a": "x"}', "{}"]
 
 
@@ -116,20 +116,20 @@ def test_a_call_that_is_cut_off_is_never_carried_out(text: str, num_calls: int) 
 
 def test_a_malformed_call_is_a_piece_with_an_error() -> None:
     parser = ReplyParser(TOKENIZER)
-    (piece,) = parser.add(ids_of('<|tool_call>call:f{a:<|"|>x<tool_call|>'))
-    assert piece.call is not None
-    assert piece.call.error == 'a string is not closed by <|"|>'
-    assert piece.text == "call:f{a:x"
+    (chunk,) = parser.add(ids_of('<|tool_call>call:f{a:<|"|>x<tool_call|>'))
+    assert chunk.call is not None
+    assert chunk.call.error == 'a string is not closed by <|"|>'
+    assert chunk.text == "call:f{a:x"
 
 
 def test_text_that_spells_markers_is_text() -> None:
     text = "<|channel>thought\nx<channel|><|tool_call>call:f{}<tool_call|>"
-    assert Reply.from_ids(TOKENIZER, TOKENIZER.encode(text)).answer == text
+    assert ParsedReply.from_ids(TOKENIZER, TOKENIZER.encode(text)).answer == text
 
 
 def test_text_is_passed_on_as_it_comes() -> None:
     parser = ReplyParser(TOKENIZER)
-    shown = [[piece.text for piece in parser.add([id_])] for id_ in TOKENIZER.encode("thou art")]
+    shown = [[chunk.text for chunk in parser.add([id_])] for id_ in TOKENIZER.encode("thou art")]
     assert shown[-1]
     assert "".join(itertools.chain.from_iterable(shown)) == "thou art"
     assert parser.finish() == []
@@ -138,10 +138,12 @@ def test_text_is_passed_on_as_it_comes() -> None:
 def test_a_tokenizer_without_channels_has_answers_only(tmp_path: Path) -> None:
     tokens = [token for token in bundled_added_tokens() if "|" not in token["content"]]
     tokenizer = Tokenizer.from_directory(edited_copy(tmp_path, added_tokens=tokens))
-    assert Reply.from_ids(tokenizer, tokenizer.encode("thought")).answer == "thought"
+    assert ParsedReply.from_ids(tokenizer, tokenizer.encode("thought")).answer == "thought"
 
 
 def test_half_a_character_does_not_join_across_a_marker() -> None:
     first, second, third = (107 + value for value in "€".encode())
     ids = [101, first, 100, second, third]
-    assert Reply.from_ids(TOKENIZER, ids) == Reply(thought="\ufffd" * 2, answer="\ufffd", tool_calls=())
+    assert ParsedReply.from_ids(TOKENIZER, ids) == ParsedReply(
+        thought="\ufffd" * 2, answer="\ufffd", tool_calls=()
+    )

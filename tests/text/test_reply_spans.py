@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dgemma.errors import InputError
 from dgemma.text.chat_template import ChatTemplate
-from dgemma.text.reply import Reply
+from dgemma.text.reply import ParsedReply
 from dgemma.text.reply_spans import SpannedChat, reply_spans
 from text.bundled import RICH, TEMPLATE, TOKENIZER, ids_of
 from text.released_style import LARGE, REPEATING, SMALL
@@ -29,7 +29,7 @@ HOSTILE = [
     "\n",
     "\na",
 ]
-# Pieces of the tokenizer that hold a newline and a letter, so that header and reply would merge.
+# Tokens that hold a newline and a character, so that header and reply would merge.
 texts = st.one_of(st.text(), st.sampled_from([*HOSTILE, "be", "the end", ""])).map(str)
 texts = st.lists(texts, max_size=3).map("".join)
 
@@ -119,7 +119,7 @@ def test_calls_are_replies_and_results_are_read(
     assert len(found) == len(expected)
     for i, (prompt, reply) in zip(expected, found, strict=True):
         assert prompt == template.render(messages[:i], tools=TOOLS)
-        read = Reply.from_ids(TOKENIZER, reply)
+        read = ParsedReply.from_ids(TOKENIZER, reply)
         if "tool_calls" in messages[i]:
             (call,) = read.tool_calls
             wanted = messages[i]["tool_calls"][0]["function"]
@@ -223,7 +223,7 @@ def test_a_header_that_only_history_has_is_not_learned() -> None:
 
 
 def taking_back(header: str) -> ChatTemplate:
-    """A result that is the chat's last word closes the turn, one that is answered does not."""
+    """A result that ends the chat closes the turn, one that is answered does not."""
     return ChatTemplate(
         "{{ bos_token }}{% set last = namespace(role='') %}{% for m in messages %}{% if m.role == 'tool' %}"
         "<|tool_response>{{ m.content }}<tool_response|>{{ '<turn|>\n' if loop.last }}{% else %}"
@@ -242,12 +242,12 @@ def test_a_prompt_that_history_takes_back_is_still_the_prompt() -> None:
     assert shown(reply_spans(taking_back("true"), messages)) == [
         f"{start}[[<|tool_call><turn|>]]<|tool_response>one<tool_response|><turn|>\n[[x<turn|>]]"
     ]
-    # Without a header of its own, nobody knows where the reply begins.
+    # Without a header of its own, the beginning of the reply is unknown.
     with pytest.raises(InputError, match="message 4 cannot be learned: its prompt ends with"):
         reply_spans(taking_back("last.role != 'tool'"), messages)
 
 
-def test_white_space_behind_the_turn_end_is_read() -> None:
+def test_white_space_after_the_turn_end_is_read() -> None:
     (chat,) = reply_spans(TEMPLATE, [user("a"), model("x"), user("b"), model("y")])
     assert chat.tokens[chat.replies[0][1]] == ids_of("<turn|>\n<|turn>")[1]
 
@@ -383,5 +383,5 @@ def test_long_chats_encode_each_text_once(monkeypatch: pytest.MonkeyPatch) -> No
     messages = [turn for i in range(30) for turn in (user(f"u{i}" * 50), model(f"m{i}" * 50))]
     (chat,) = reply_spans(TEMPLATE, messages)
     assert len(chat.replies) == 30
-    # Each reply twice: as it is written, and behind its header as history.
+    # Each reply twice: as it is written, and after its header as history.
     assert sum(lengths) < 2 * sum(len(message["content"]) + 20 for message in messages)

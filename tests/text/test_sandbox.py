@@ -11,14 +11,14 @@ from jinja2.exceptions import SecurityError, TemplateError, UndefinedError
 from dgemma.errors import InputError
 from dgemma.text import sandbox as sandbox_module
 from dgemma.text.chat_template import ChatTemplate
-from dgemma.text.sandbox import Sandbox, TemplateLimitError, TemplateRefusalError
+from dgemma.text.sandbox import TemplateLimitError, TemplateRefusalError, TemplateSandbox
 from text.bundled import TOKENIZER
 
 CHAT = [{"role": "user", "content": "hello 1234567 * {}"}]
 
 
 def run(source: str, **variables: Any) -> str:
-    sandbox = Sandbox()
+    sandbox = TemplateSandbox()
     return sandbox.render_bounded(sandbox.compile_marked(source, str), variables)
 
 

@@ -15,7 +15,7 @@ stops_of_few_letters = st.lists(st.text("ab", min_size=1, max_size=5), max_size=
 
 
 def plain_twin(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """Letter by letter over the whole text."""
+    """Character by character over the whole text."""
     for end in range(len(text) + 1):
         for stop in sorted(stops, key=len, reverse=True):
             if text[:end].endswith(stop):

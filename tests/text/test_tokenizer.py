@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -50,7 +52,13 @@ def test_no_text_becomes_a_control_and_all_of_it_comes_back(text: str) -> None:
 
 
 def test_look_alikes_are_tokenized_like_any_text() -> None:
-    assert [TOKENIZER.piece(id_) for id_ in TOKENIZER.encode("a<|turn>")] == ["a", "<", "|", "turn", ">"]
+    assert [TOKENIZER.id_to_token(id_) for id_ in TOKENIZER.encode("a<|turn>")] == [
+        "a",
+        "<",
+        "|",
+        "turn",
+        ">",
+    ]
 
 
 @settings(deadline=None)
@@ -69,7 +77,7 @@ def test_the_controls_of_gemma_have_their_ids() -> None:
 
 
 def test_pieces_are_shown_as_the_vocabulary_spells_them() -> None:
-    assert [TOKENIZER.piece(id_) for id_ in (2, 107, 9999)] == ["<bos>", "<0x00>", None]
+    assert [TOKENIZER.id_to_token(id_) for id_ in (2, 107, 9999)] == ["<bos>", "<0x00>", None]
 
 
 def test_ids_without_a_piece_say_nothing() -> None:
@@ -134,8 +142,31 @@ def test_a_model_that_knows_controls_as_words_spells_them_instead(tmp_path: Path
 
 def test_a_character_without_a_piece_is_named(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(edited_copy(tmp_path, model={"byte_fallback": False}))
-    with pytest.raises(InputError, match="'€' at position 2 has no piece"):
+    with pytest.raises(InputError, match="'€' at position 2 has no token"):
         tokenizer.encode("ab€")
+
+
+def test_a_long_text_does_not_stop_other_threads() -> None:
+    """A server renders and tokenizes in threads; the event loop must go on meanwhile."""
+    text = "The garbage collector frees memory. " * 20_000
+    pauses, is_over = [0.0], threading.Event()
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not is_over.is_set():
+            time.sleep(0.001)
+            now = time.perf_counter()
+            pauses.append(now - last)
+            last = now
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    began = time.perf_counter()
+    TOKENIZER.encode(text)
+    took = time.perf_counter() - began
+    is_over.set()
+    ticking.join()
+    assert max(pauses) < 0.5 * took, (max(pauses), took)
 
 
 def test_lone_surrogates_are_refused_by_position() -> None:

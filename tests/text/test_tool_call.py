@@ -1,4 +1,4 @@
-"""Tool calls are read from token ids; what is malformed says so."""
+"""Tool calls are parsed from token ids; malformed calls have an error."""
 
 from __future__ import annotations
 

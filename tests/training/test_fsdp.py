@@ -25,13 +25,12 @@ from torch.nn import functional as F
 from dgemma.language_model import load
 from dgemma.model.execution import Execution
 from dgemma.model.lora import LoraSettings, attach
-from dgemma.model.stack import Stack
-from dgemma.training.canvases import Batch, CanvasSettings, make_batch
-from dgemma.training.example import Example, Span
+from dgemma.model.transformer import Transformer
+from dgemma.training.data.canvases import CanvasSettings, TrainingBatch, make_batch
+from dgemma.training.data.records import Span, TrainingExample
 from dgemma.training.objective import context_before, empty_context, token_losses
-from dgemma.training.optimizer import Optimizer
+from dgemma.training.optimizer import Optimizer, TrainedWeights
 from dgemma.training.recipe import OptimizerRecipe
-from dgemma.training.weights import TrainedWeights
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or sys.platform == "win32", reason="torch has no gloo here"
@@ -43,22 +42,22 @@ LIMIT = 1e-5  # of the gradient's size, in fp32
 # What is called from outside and reads weights. `head` is a value, not a call: it reads the embedding where
 # `encode` or `denoise` have left it whole, which a root does until the backward pass is over.
 ENTRIES = ("encode", "denoise", "logits", "soft_embedding")
-Objective = Callable[[Stack, Batch], Tensor]
+Objective = Callable[[Transformer, TrainingBatch], Tensor]
 
 
-def batch_of(rows: range) -> Batch:
+def batch_of(rows: range) -> TrainingBatch:
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(256, (ROWS, 40), generator=generator).tolist()
-    examples = [Example(tuple(ids[row]), (Span(9, 40),)) for row in rows]
+    examples = [TrainingExample(tuple(ids[row]), (Span(9, 40),)) for row in rows]
     return make_batch(examples, list(rows), CanvasSettings(canvas_len=16, vocab_size=256, fill_token=1))
 
 
-def training_loss(stack: Stack, batch: Batch) -> Tensor:
+def training_loss(stack: Transformer, batch: TrainingBatch) -> Tensor:
     losses = token_losses(stack, batch)
     return losses.diffusion.mean() + losses.encoder.mean()
 
 
-def unrolled_loss(stack: Stack, batch: Batch) -> Tensor:
+def unrolled_loss(stack: Transformer, batch: TrainingBatch) -> Tensor:
     """Three steps with gradients along the soft embeddings: the embedding is read between forwards too."""
     _, fresh = stack.encode(batch.tokens, empty_context(stack, len(batch.starts)))
     context = context_before(stack, fresh, batch.starts)
@@ -71,12 +70,12 @@ def unrolled_loss(stack: Stack, batch: Batch) -> Tensor:
 # The two processes
 
 
-def golden_stack() -> Stack:
+def golden_stack() -> Transformer:
     with resources.as_file(resources.files("dgemma") / "data" / "golden" / "checkpoint") as path:
-        return load(path, dtype="float32").stack
+        return load(path, dtype="float32").transformer
 
 
-def shard(stack: Stack) -> None:
+def shard(stack: Transformer) -> None:
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     mesh = dist.init_device_mesh("cpu", (WORLD,))
@@ -87,12 +86,12 @@ def shard(stack: Stack) -> None:
         register_fsdp_forward_method(stack, name)
 
 
-def all_trained(execution: Execution | None = None) -> Stack:
+def all_trained(execution: Execution | None = None) -> Transformer:
     stack = golden_stack().requires_grad_(True)
     return stack if execution is None else stack.with_execution(execution)
 
 
-def adapter_trained() -> Stack:
+def adapter_trained() -> Transformer:
     stack = attach(golden_stack(), LoraSettings(rank=4, expert_rank=4), seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -102,7 +101,7 @@ def adapter_trained() -> Stack:
     return stack
 
 
-def trained(stack: Stack) -> dict[str, nn.Parameter]:
+def trained(stack: Transformer) -> dict[str, nn.Parameter]:
     return {name: p for name, p in stack.named_parameters() if p.requires_grad}
 
 
@@ -110,7 +109,7 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def compare(stack: Stack, rank: int, objective: Objective = training_loss) -> dict[str, Any]:
+def compare(stack: Transformer, rank: int, objective: Objective = training_loss) -> dict[str, Any]:
     """Whole batch in one piece, then its half in a sharded twin, twice: a second step must be as good."""
     whole = objective(stack, batch_of(range(ROWS)))
     whole.backward()
@@ -141,7 +140,7 @@ def compare_steps(rank: int) -> dict[str, Any]:
     # A large eps: where a gradient is nearly zero, Adam makes a step of whatever rounding leaves.
     recipe = OptimizerRecipe(eps=1e-2)
 
-    def train(stack: Stack, batch: Batch) -> tuple[dict[str, nn.Parameter], list[float]]:
+    def train(stack: Transformer, batch: TrainingBatch) -> tuple[dict[str, nn.Parameter], list[float]]:
         weights = TrainedWeights(trained(stack))
         optimizer = Optimizer(weights, recipe)
         norms = []
@@ -199,7 +198,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         for rank in range(WORLD)
     ]
     try:
-        ended = [process.communicate(timeout=120) for process in processes]
+        ended = [process.communicate(timeout=600) for process in processes]
     finally:
         for process in processes:  # one that waits for a dead one would wait for half an hour
             process.kill()

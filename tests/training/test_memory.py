@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
 
-from dgemma.checkpoint.census import take_census
+from dgemma.checkpoint.parameter_count import count_parameters
 from dgemma.checkpoint.presets import PRESETS, layers
 from dgemma.model.lora import LoraSettings
-from dgemma.training.memory import estimate_step, peak_bytes, with_4bit_base
+from dgemma.training.memory import MemoryEstimate, estimate_step, peak_bytes, with_4bit_base
 from dgemma.training.recipe import DataRecipe, Recipe
 
 MB = 1 << 20
+CONFIG = replace(PRESETS["tiny"].config, layers=PRESETS["tiny"].config.layers[-1:])
 
 
 def new(megabytes: int) -> torch.Tensor:
@@ -61,10 +63,15 @@ def recipe_of(**changes: object) -> Recipe:
     return Recipe(**{**basic, **changes})  # type: ignore[arg-type]
 
 
+@cache
+def basic_estimate() -> MemoryEstimate:
+    return estimate_step(CONFIG, recipe_of())
+
+
 def test_weights_and_optimizer_are_counted_to_the_byte() -> None:
-    config = PRESETS["tiny"].config
-    census = take_census(config)
-    lora = estimate_step(config, recipe_of())
+    config = CONFIG
+    census = count_parameters(config)
+    lora = basic_estimate()
     factors = lora.trained // 8  # two moments of four bytes
     frequencies = sum(config.head_dim(kind) // 2 * 4 for kind in config.kinds)
     assert lora.weights == census.total_parameters * 2 + factors * 4 + frequencies
@@ -77,25 +84,25 @@ def test_weights_and_optimizer_are_counted_to_the_byte() -> None:
 
 
 def test_more_examples_longer_texts_and_keeping_cost_more() -> None:
-    config = PRESETS["tiny"].config
-    one = estimate_step(config, recipe_of()).activations
+    config = CONFIG
+    one = basic_estimate().activations
     assert estimate_step(config, recipe_of(batch=4)).activations > 1.6 * one
     assert estimate_step(config, recipe_of(batch=4, micro_batch=2)).activations == one
     longer = DataRecipe(path="d", max_length=128)
     assert estimate_step(config, recipe_of(data=longer)).activations > 1.4 * one
-    deep = replace(config, layers=layers(6, head_dim=16, kv_heads=2, full_head_dim=32, full_kv_heads=1))
+    deep = replace(config, layers=layers(4, head_dim=16, kv_heads=2, full_head_dim=32, full_kv_heads=1))
     kept = estimate_step(deep, recipe_of()).activations
     assert estimate_step(deep, recipe_of(recompute=True)).activations < 0.7 * kept
     small = recipe_of(lora=LoraSettings(rank=4, expert_rank=0))
-    assert estimate_step(config, small).trained < estimate_step(config, recipe_of()).trained
+    assert estimate_step(config, small).trained < basic_estimate().trained
 
 
 def test_a_four_bit_base_packs_its_matrices_and_unpacks_one() -> None:
-    config = PRESETS["tiny"].config
+    config = CONFIG
     recipe = recipe_of()
-    plain = estimate_step(config, recipe)
+    plain = basic_estimate()
     packed = with_4bit_base(plain, config, recipe)
-    parts = take_census(config).parameters_by_part
+    parts = count_parameters(config).parameters_by_part
     eight_bits = parts["shared_mlp"] + parts["attention"] + parts["self_conditioning"] + parts["embedding"]
     saved = plain.weights - packed.weights
     # Four bits and a sixteen-bit scale to each 32; eight bits and a scale to each row.

@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dgemma.model.context import Context, Fresh
-from dgemma.model.head import Head
-from dgemma.model.stack import Stack
-from dgemma.model.weight import PlainMatrix
+from dgemma.model.kv_cache import AttentionContext, NewKeysValues
+from dgemma.model.linear import PlainLinear
+from dgemma.model.transformer import Head, Transformer
 from dgemma.training import objective
-from dgemma.training.canvases import Batch, CanvasSettings, make_batch
-from dgemma.training.cross_entropy import cross_entropy, soft_embedding
-from dgemma.training.example import Example, Span
-from dgemma.training.objective import hidden_states, token_losses
+from dgemma.training.data.canvases import CanvasSettings, TrainingBatch, make_batch
+from dgemma.training.data.records import Span, TrainingExample
+from dgemma.training.objective import cross_entropy, hidden_states, soft_embedding, token_losses
 from oracle import CASES, Case, make_oracle, make_ours, tokens
 
 CASE = CASES[0]
@@ -28,15 +26,15 @@ ROW_FIELDS = ("starts", "clean", "noisy", "weights", "noise")
 EVERY_ROW = (torch.arange(3),)
 
 
-def stack_of(case: Case) -> Stack:
-    return make_ours(make_oracle(case)).stack
+def stack_of(case: Case) -> Transformer:
+    return make_ours(make_oracle(case)).transformer
 
 
 def batch_of(
-    stack: Stack, *, rows: int = 3, first: int = 0, encode_answers: bool = True, per_example: int = 1
-) -> Batch:
+    stack: Transformer, *, rows: int = 3, first: int = 0, encode_answers: bool = True, per_example: int = 1
+) -> TrainingBatch:
     ids = [tuple(tokens(CASE, 1, PROMPT + REPLY, seed=row)[0].tolist()) for row in range(rows)]
-    examples = [Example(row, (Span(PROMPT, PROMPT + REPLY),)) for row in ids]
+    examples = [TrainingExample(row, (Span(PROMPT, PROMPT + REPLY),)) for row in ids]
     settings = CanvasSettings(
         canvas_len=8,
         vocab_size=stack.config.vocab_size,
@@ -48,14 +46,14 @@ def batch_of(
     return make_batch(examples, range(first, first + rows), settings)
 
 
-def changed_from(batch: Batch, starts: Tensor) -> Batch:
+def changed_from(batch: TrainingBatch, starts: Tensor) -> TrainingBatch:
     """The clean tokens at and behind each row's `starts` replaced by others."""
     at = torch.arange(batch.tokens.shape[1]) >= starts[:, None]
     return replace(batch, tokens=torch.where(at, (batch.tokens + 1) % 96, batch.tokens))
 
 
 @torch.no_grad()
-def denoised(stack: Stack, batch: Batch) -> Tensor:
+def denoised(stack: Transformer, batch: TrainingBatch) -> Tensor:
     return hidden_states(stack, batch, rows_at_once=64)[1]
 
 
@@ -94,7 +92,7 @@ def test_many_canvases_of_an_example_are_what_each_would_be_alone(encode_answers
             torch.testing.assert_close(found[name], parameter.grad, atol=1e-4, rtol=1e-4)
 
 
-def leaks(stack: Stack, batch: Batch) -> bool:
+def leaks(stack: Transformer, batch: TrainingBatch) -> bool:
     return not torch.equal(denoised(stack, batch), denoised(stack, changed_from(batch, batch.starts)))
 
 
@@ -120,7 +118,7 @@ def test_the_leak_test_fails_if_the_context_reaches_into_the_canvas(
     """`>=` in place of `>`: one canvas too many, or a single token."""
     right = objective.context_before
 
-    def too_far(stack: Stack, fresh: Fresh, starts: Tensor) -> Context:
+    def too_far(stack: Transformer, fresh: NewKeysValues, starts: Tensor) -> AttentionContext:
         return right(stack, fresh, (starts + ahead).clamp(max=fresh.keys[0].shape[1]))
 
     stack = stack_of(CASE)
@@ -152,7 +150,7 @@ def test_without_the_coin_the_denoiser_sees_exact_zeros() -> None:
 
 
 @torch.no_grad()
-def test_a_guess_is_made_behind_the_one_before_and_padding_changes_nothing() -> None:
+def test_a_guess_is_made_after_the_one_before_and_padding_changes_nothing() -> None:
     stack = stack_of(CASE)
     batch = batch_of(stack)
     _, fresh = stack.encode(batch.tokens, objective.empty_context(stack, 3))
@@ -167,12 +165,12 @@ def test_a_guess_is_made_behind_the_one_before_and_padding_changes_nothing() -> 
         torch.testing.assert_close(found[row], expected[num_guesses][row], atol=1e-4, rtol=1e-4)
 
 
-def total(stack: Stack, batch: Batch) -> Tensor:
+def total(stack: Transformer, batch: TrainingBatch) -> Tensor:
     found = token_losses(stack, batch)
     return found.diffusion.mean() + found.encoder.mean()
 
 
-def check_gradient(stack: Stack, name: str, loss: Callable[[], Tensor]) -> None:
+def check_gradient(stack: Transformer, name: str, loss: Callable[[], Tensor]) -> None:
     """Along the gradient itself, the loss must change by its norm."""
     parameter = stack.get_parameter(name)
     assert parameter.grad is not None, name
@@ -231,9 +229,9 @@ def test_the_denoisers_loss_reaches_the_encoders_keys_before_the_canvas_and_no_o
     stack = stack_of(CASE)
     stack.requires_grad_(True)
     right = objective.context_before
-    seen: list[Fresh] = []
+    seen: list[NewKeysValues] = []
 
-    def spy(stack: Stack, fresh: Fresh, starts: Tensor) -> Context:
+    def spy(stack: Transformer, fresh: NewKeysValues, starts: Tensor) -> AttentionContext:
         for tensor in (*fresh.keys, *fresh.values):
             tensor.retain_grad()
         seen.append(fresh)
@@ -249,7 +247,7 @@ def test_the_denoisers_loss_reaches_the_encoders_keys_before_the_canvas_and_no_o
 
 
 def head_of(vocabulary: int, hidden: int, *, grad: bool = False) -> Head:
-    matrix = PlainMatrix(vocabulary, hidden, dtype=torch.float32, device=torch.device("cpu"))
+    matrix = PlainLinear(vocabulary, hidden, dtype=torch.float32, device=torch.device("cpu"))
     torch.manual_seed(0)
     torch.nn.init.normal_(matrix.weight, std=0.3)
     matrix.requires_grad_(grad)
@@ -274,5 +272,5 @@ def test_the_soft_embedding_of_training_equals_inferences_on_plain_logits() -> N
     lm = make_ours(make_oracle(CASE))
     hidden = torch.randn(9, lm.config.hidden_size)
     for rows in (2, 9):
-        found = soft_embedding(lm.stack.head, hidden, rows)
+        found = soft_embedding(lm.transformer.head, hidden, rows)
         torch.testing.assert_close(found, lm.soft_embedding(lm.logits(hidden)))

@@ -11,17 +11,16 @@ import torch
 import dgemma
 from dgemma.checkpoint.names import tensor_specs
 from dgemma.checkpoint.presets import PRESETS
-from dgemma.checkpoint.quantized.original import from_random
-from dgemma.checkpoint.quantized.plan import NAMES, plan_of
-from dgemma.checkpoint.quantized.write import write_quantized
+from dgemma.checkpoint.quantized.quantization_config import NAMES, quantization_config_for
+from dgemma.checkpoint.quantized.writer import from_random, write_quantized
 from dgemma.checkpoint.random_weights import tokenizer_files
 from dgemma.errors import InputError
 from dgemma.language_model import LanguageModel, load
-from dgemma.model.coded_weight import CodedWeight
-from dgemma.model.stack import Stack
+from dgemma.model.quantized_linear import QuantizedWeight
+from dgemma.model.transformer import Transformer
 from dgemma.training.recipe import DataRecipe, OptimizerRecipe, Recipe
 from dgemma.training.setup import prepare
-from dgemma.training.trainer import Outcome, Trainer
+from dgemma.training.trainer import Trainer, TrainingOutcome
 from training.test_trainer import Notes
 
 CONFIG = PRESETS["tiny"].config
@@ -29,21 +28,25 @@ CONFIG = PRESETS["tiny"].config
 
 def quantized(path: Path, name: str) -> Path:
     with tokenizer_files() as companions:
-        write_quantized(path, from_random(CONFIG, seed=3, companions=companions), plan_of(name, CONFIG))
+        write_quantized(
+            path, from_random(CONFIG, seed=3, companions=companions), quantization_config_for(name, CONFIG)
+        )
     return path
 
 
 def decoded(lm: LanguageModel) -> LanguageModel:
     """The same model with plain weights."""
-    stack = Stack(CONFIG, dtype=torch.float32, device="cpu")
+    stack = Transformer(CONFIG, dtype=torch.float32, device="cpu")
     for spec in tensor_specs(CONFIG):
         parent, _, leaf = spec.path.rpartition(".")
-        module = lm.stack.get_submodule(parent)
+        module = lm.transformer.get_submodule(parent)
         numbers = (
-            module.held.decode(torch.float32) if isinstance(module, CodedWeight) else getattr(module, leaf)
+            module.quantized.dequantize(torch.float32)
+            if isinstance(module, QuantizedWeight)
+            else getattr(module, leaf)
         )
         getattr(stack.get_submodule(parent), leaf).data.copy_(numbers)
-    return lm.with_stack(stack)
+    return lm.with_transformer(stack)
 
 
 def recipe_of(model: Path, tmp_path: Path, **changes: object) -> Recipe:
@@ -58,7 +61,6 @@ def recipe_of(model: Path, tmp_path: Path, **changes: object) -> Recipe:
         "batch": 4,
         "precision": "fp32",
         "optimizer": OptimizerRecipe(learning_rate=1e-3),
-        "tensorboard": False,
     }
     return Recipe(**{**basic, **changes})  # type: ignore[arg-type]
 
@@ -72,7 +74,7 @@ def test_losses_and_factors_are_those_on_the_decoded_base(tmp_path: Path, name: 
         recipe = recipe_of(model, tmp_path, out=str(tmp_path / f"run{number}"))
         trainer = Trainer(recipe, lm=base)
         notes = Notes()
-        assert trainer.run(notes) is Outcome.FINISHED
+        assert trainer.run(notes) is TrainingOutcome.FINISHED
         found.append(([report.loss for report in notes.steps], trainer.directory.load_state(3)[1]))
     (losses, factors), (plain_losses, plain_factors) = found
     assert losses == pytest.approx(plain_losses, rel=1e-4)
@@ -84,7 +86,7 @@ def test_losses_and_factors_are_those_on_the_decoded_base(tmp_path: Path, name: 
 
 def test_the_adapter_is_kept_with_its_quantized_base(tmp_path: Path) -> None:
     model = quantized(tmp_path / "q", "int4")
-    assert Trainer(recipe_of(model, tmp_path)).run(Notes()) is Outcome.FINISHED
+    assert Trainer(recipe_of(model, tmp_path)).run(Notes()) is TrainingOutcome.FINISHED
     adapter = tmp_path / "run" / "adapter"
     assert load(model, adapter=adapter).generate("1 and 2?", max_tokens=8, seed=1).tokens
     other = quantized(tmp_path / "q8", "int8")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from dgemma.errors import InputError
 from dgemma.model.lora import PARTS, LoraSettings
+from dgemma.training import recipe_file
 from dgemma.training.recipe import (
     DataRecipe,
     HeldOutRecipe,
@@ -202,6 +203,13 @@ recipe = sys.dgemma_test_recipe = {"model": "m", "out": "o", "data": {"path": "d
 
 
 # Files that are no recipes
+
+
+def test_without_pydantic_the_error_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    recipe_file._adapter.cache_clear()
+    with pytest.raises(InputError, match=r'recipes need pydantic; run: pip install "dgemma\[train\]"'):
+        read_recipe(None, ["model=m", "out=o", "data.path=d"])
 
 
 def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:

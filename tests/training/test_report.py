@@ -16,9 +16,9 @@ from dgemma.training.report import (
     NOISE_BINS,
     NOISE_LABELS,
     HeldOutReport,
-    Report,
     RunLog,
     StepReport,
+    TrainingReport,
     duration,
     noise_bin,
     read_log,
@@ -34,9 +34,9 @@ HELD_OUT = HeldOutReport(
 )
 
 
-def a_run(num_steps: int) -> list[Report]:
+def a_run(num_steps: int) -> list[TrainingReport]:
     """Held-out before the first step, and after every other one."""
-    reports: list[Report] = [HELD_OUT]
+    reports: list[TrainingReport] = [HELD_OUT]
     for step in range(1, num_steps + 1):
         reports.append(replace(STEP, step=step, loss=1 / step))
         if step % 2 == 0:
@@ -44,7 +44,7 @@ def a_run(num_steps: int) -> list[Report]:
     return reports
 
 
-def write(run_dir: Path, reports: list[Report], start_step: int = 0) -> Path:
+def write(run_dir: Path, reports: list[TrainingReport], start_step: int = 0) -> Path:
     with RunLog(run_dir, start_step=start_step) as log:
         for report in reports:
             log.write(report)
@@ -167,7 +167,7 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     with RunLog(tmp_path) as log:
         log._file.close()
         log._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
-        with pytest.raises(CheckpointError, match=r"cannot be written: No space left .* Make room"):
+        with pytest.raises(CheckpointError, match=r"cannot be written: No space left .* Free some space"):
             log.write(STEP)
 
 
@@ -183,7 +183,7 @@ def test_noise_outside_of_0_to_1_is_refused(t: float) -> None:
 
 
 @pytest.mark.parametrize("report", [STEP, HELD_OUT])
-def test_a_report_has_all_bins(report: Report) -> None:
+def test_a_report_has_all_bins(report: TrainingReport) -> None:
     with pytest.raises(InputError, match="has 3 values; it must have 5"):
         replace(report, diffusion_by_noise=(1.0, 2.0, None))
 

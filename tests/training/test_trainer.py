@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.errors import InputError, TrainingError
 from dgemma.training import trainer as trainer_module
+from dgemma.training.callbacks import TrainerCallback
 from dgemma.training.recipe import (
     DataRecipe,
     HeldOutRecipe,
@@ -31,11 +33,12 @@ from dgemma.training.recipe import (
     SavingRecipe,
 )
 from dgemma.training.report import HeldOutReport, StepReport, read_log
-from dgemma.training.trainer import Outcome, Trainer
+from dgemma.training.trainer import Trainer, TrainingOutcome
+from sizes import IS_FULL
 
 
-class Notes:
-    """A listener that keeps what it is told."""
+class Notes(TrainerCallback):
+    """Keeps every event."""
 
     def __init__(self) -> None:
         self.steps: list[StepReport] = []
@@ -43,23 +46,24 @@ class Notes:
         self.states: list[int] = []
         self.texts: list[str] = []
 
-    def step(self, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         self.steps.append(report)
 
-    def held_out(self, report: HeldOutReport) -> None:
+    def on_eval(self, report: HeldOutReport) -> None:
         self.looks.append(report)
 
-    def saved(self, step: int) -> None:
+    def on_save(self, step: int) -> None:
         self.states.append(step)
 
-    def note(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         self.texts.append(text)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("model") / "tiny"
-    write_random(path, PRESETS["tiny"].config, seed=3)
+    config = PRESETS["tiny"].config
+    write_random(path, replace(config, layers=config.layers[1:]), seed=3)  # one of each kind
     return str(path)
 
 
@@ -85,21 +89,20 @@ def recipe_of(model: str, path: str, out: Path, **changes: Any) -> Recipe:
         "precision": "fp32",
         "optimizer": OptimizerRecipe(learning_rate=1e-3),
         "saving": SavingRecipe(every=2),
-        "tensorboard": False,
     }
     return Recipe(**{**basic, **changes})
 
 
 def finish(recipe: Recipe) -> dict[str, Tensor]:
     trainer = Trainer(recipe)
-    assert trainer.run(Notes()) is Outcome.FINISHED
+    assert trainer.run(Notes()) is TrainingOutcome.FINISHED
     return trainer.directory.load_state(recipe.steps)[1]
 
 
 def stop_after(recipe: Recipe, step: int) -> None:
     trainer = Trainer(recipe)
     notes = Notes()
-    assert trainer.run(notes, lambda: len(notes.steps) == step) is Outcome.INTERRUPTED
+    assert trainer.run(notes, lambda: len(notes.steps) == step) is TrainingOutcome.INTERRUPTED
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -138,22 +141,22 @@ def test_a_killed_run_goes_on_from_its_last_state_to_the_same_bits(
     model: str, data: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "killed"
-    recipe = recipe_of(model, data, out, steps=40, saving=SavingRecipe(every=3))
+    recipe = recipe_of(model, data, out, steps=20, saving=SavingRecipe(every=3))
     command = [
         sys.executable, "-m", "dgemma.cli.main", "train", f"model={model}", f"data.path={data}",
-        "data.max_length=96", f"out={out}", "steps=40", "batch=4", "precision=fp32",
-        "optimizer.learning_rate=1e-3", "saving.every=3", "tensorboard=false",
+        "data.max_length=96", f"out={out}", "steps=20", "batch=4", "precision=fp32",
+        "optimizer.learning_rate=1e-3", "saving.every=3",
     ]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        until = time.monotonic() + 120
-        while not list(out.glob("states/step-0*/state.json")):
+        until = time.monotonic() + 600
+        while not list(out.glob("states/step-????????/state.json")):
             assert time.monotonic() < until
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     resumed = Trainer(recipe)
-    assert 0 < resumed.start_step < 40
+    assert 0 < resumed.start_step < 20
     assert same(finish(recipe), finish(replace(recipe, out=str(tmp_path / "whole"))))
 
 
@@ -235,11 +238,22 @@ def test_without_encoder_weight_answers_are_not_read_and_the_held_out_look_still
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
-def test_a_compiled_run_follows_the_plain_one_and_resumes_to_the_same_bits(data: str, tmp_path: Path) -> None:
+def test_a_compiled_run_follows_the_plain_one_and_resumes_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not IS_FULL:
+        # The graphs as they are traced; test_setup.py compares the gradients of generated code.
+        traced = partialmethod(torch.nn.Module.compile, backend="aot_eager")
+        monkeypatch.setattr(torch.nn.Module, "compile", traced)
     small = tmp_path / "small"
-    config = PRESETS["tiny"].config  # one layer: each kind of layer and door is a graph to compile
+    config = PRESETS["tiny"].config
+    # Few graphs to compile: one layer; texts of one length, and a guess for every row.
     write_random(small, replace(config, layers=config.layers[-1:]), seed=3)
-    recipe = recipe_of(str(small), data, tmp_path / "plain", steps=3)
+    records = [{"prompt": f"{a} and {b}?", "response": f"{a} and {b}."} for a in range(4) for b in range(4)]
+    recipe = recipe_of(
+        str(small), "-", tmp_path / "plain", steps=3, data=DataRecipe(records=records, max_length=96),
+        noise=NoiseRecipe(self_conditioning=1.0),
+    )  # fmt: skip
     finish(recipe)
     compiled = replace(recipe, out=str(tmp_path / "compiled"), compile=True)
     whole = finish(compiled)
@@ -275,16 +289,16 @@ def test_a_model_learns_what_it_is_shown_and_its_result_is_usable(
         adapter=written if train == "lora" else None,
     )
     assert lm.chat("Say it.", decode="causal", temperature=0, max_tokens=16).text == "The sea is blue."
-    assert (tmp_path / "curves.svg").read_text().startswith("<svg")
+    assert "<svg" in (tmp_path / "curves.svg").read_text()
 
 
 def test_frozen_parts_and_the_base_under_an_adapter_do_not_change(
     model: str, data: str, tmp_path: Path
 ) -> None:
-    before = dgemma.load(model, dtype="float32").stack.state_dict()
+    before = dgemma.load(model, dtype="float32").transformer.state_dict()
     trainer = Trainer(recipe_of(model, data, tmp_path / "all", train="all", freeze=("router", "norms")))
     trainer.run(Notes())
-    after = trainer.lm.stack.state_dict()
+    after = trainer.lm.transformer.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     kept = ("router.", "norm.weight", "before_", "after_", "_scalar")
     assert changed == {
@@ -292,11 +306,11 @@ def test_frozen_parts_and_the_base_under_an_adapter_do_not_change(
     }
     trainer = Trainer(recipe_of(model, data, tmp_path / "lora"))
     trainer.run(Notes())
-    base = trainer.lm.without_adapter().stack.state_dict()
+    base = trainer.lm.without_adapter().transformer.state_dict()
     assert all(torch.equal(base[name], before[name]) for name in before)
 
 
-def test_held_out_data_is_looked_at_with_the_same_noise_each_time(
+def test_held_out_data_is_evaluated_with_the_same_noise_each_time(
     model: str, data: str, tmp_path: Path
 ) -> None:
     held_out = HeldOutRecipe(data=DataRecipe(path=data, max_length=96), every=2, examples=6)
@@ -337,7 +351,7 @@ def test_a_run_made_longer_gives_its_new_weights(model: str, data: str, tmp_path
     for steps in (2, 3, 3):
         recipe = recipe_of(model, data, tmp_path, train="all", optimizer=constant, steps=steps)
         state = finish(recipe)
-        result = dgemma.load(tmp_path / "model", dtype="float32").stack.state_dict()
+        result = dgemma.load(tmp_path / "model", dtype="float32").transformer.state_dict()
         for name in ("embedding.weight", "layers.0.mlp.down.weight"):
             assert torch.equal(result[name], state[f"master.{name}"])
 
@@ -385,3 +399,69 @@ def test_recipes_that_do_not_fit_the_model_are_refused(
 def test_a_model_in_another_precision_is_refused(model: str, data: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"precision is 'fp32', but the model is in torch.bfloat16"):
         Trainer(recipe_of(model, data, tmp_path), lm=dgemma.load(model))
+
+
+def test_callbacks_of_the_recipe_and_of_the_caller_get_every_event(
+    model: str, data: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from dgemma.training.callbacks import TrainerCallback\n"
+        "class Lines(TrainerCallback):\n"
+        "    def __init__(self, run): self.file = run / 'lines.txt'\n"
+        "    def add(self, text):\n"
+        "        with open(self.file, 'a') as out: print(text, file=out)\n"
+        "    def on_start(self, step): self.add(f'start {step}')\n"
+        "    def on_step(self, report): self.add(f'step {report.step}')\n"
+        "    def on_eval(self, report): self.add(f'eval {report.step}')\n"
+        "    def on_save(self, step): self.add(f'save {step}')\n"
+        "    def on_end(self, outcome): self.add(f'end {outcome and outcome.value}')\n"
+    )
+    recipe = recipe_of(
+        model, data, tmp_path / "run", steps=4, callbacks=(f"{file}:Lines",),
+        held_out=HeldOutRecipe(data=DataRecipe(path=data, max_length=96), every=2, examples=2),
+    )  # fmt: skip
+    own, view = Notes(), Notes()
+    Trainer(recipe, callbacks=[own]).run(view)
+    assert (tmp_path / "run" / "lines.txt").read_text().split("\n") == [
+        "start 0", "eval 0", "step 1", "step 2", "eval 2", "save 2", "step 3", "step 4", "eval 4", "save 4",
+        f"end {TrainingOutcome.FINISHED.value}", "",
+    ]  # fmt: skip
+    assert own.steps == view.steps
+    assert own.states == view.states == [2, 4]
+
+
+def test_a_callback_that_fails_ends_the_run_and_the_saved_state_stays(
+    model: str, data: str, tmp_path: Path
+) -> None:
+    ends: list[TrainingOutcome | None] = []
+
+    class Failing(Notes):
+        def on_step(self, report: StepReport) -> None:
+            super().on_step(report)
+            if report.step == 3:
+                raise OSError("the tracker is away")
+
+        def on_end(self, outcome: TrainingOutcome | None) -> None:
+            ends.append(outcome)
+
+    recipe = recipe_of(model, data, tmp_path, steps=4)
+    failing = Failing()
+    with pytest.raises(OSError, match="the tracker is away"):
+        Trainer(recipe, callbacks=[failing]).run()
+    assert (failing.states, ends) == ([2], [None])
+    notes = Notes()
+    assert Trainer(recipe).run(notes) is TrainingOutcome.FINISHED
+    assert [report.step for report in notes.steps] == [3, 4]
+
+
+def test_a_run_without_matplotlib_ends_well_and_names_the_remedy(
+    model: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    notes = Notes()
+    assert Trainer(recipe_of(model, data, tmp_path, steps=1)).run(notes) is TrainingOutcome.FINISHED
+    assert [text for text in notes.texts if 'pip install "dgemma[plot]"' in text]
+    assert (tmp_path / "log.jsonl").is_file()
+    assert not (tmp_path / "curves.svg").exists()

@@ -79,7 +79,7 @@ NAMES = [
 
 @pytest.fixture
 def trained(base: LanguageModel, request: Any) -> Any:
-    parameter = base.stack.get_parameter(request.param)
+    parameter = base.transformer.get_parameter(request.param)
     yield parameter.requires_grad_()
     parameter.requires_grad_(False)
 
@@ -105,7 +105,7 @@ def test_the_last_steps_loss_reaches_what_the_first_step_saw(base: LanguageModel
 @pytest.mark.parametrize("part", ["self_conditioning", "experts", "attention"])
 def test_an_adapters_factors_get_the_gradient_of_three_steps(part: str, base: LanguageModel) -> None:
     lm = base.with_adapter(LoraSettings(rank=4, expert_rank=4, alpha=4, expert_alpha=4, targets=(part,)))
-    factors = lora_parameters(lm.stack)
+    factors = lora_parameters(lm.transformer)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, factor in factors.items():

@@ -1,1 +1,1 @@
-"""Measuring: ways run in turn, spreads instead of single figures."""
+"""Benchmarks: variants run alternately, and results have a median, minimum and maximum."""

@@ -1,4 +1,4 @@
-"""How far memory rises while something runs."""
+"""Peak memory growth of a call. Linux only on a CPU: no portable call resets the peak of a process."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 def peak_growth_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
-    """Bytes that `run` needs at its peak beyond what was held before; None where it cannot be told."""
+    """Peak bytes of `run` beyond the memory allocated before; None if it cannot be measured."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        held = torch.cuda.memory_allocated(device)
+        allocated = torch.cuda.memory_allocated(device)
         run()
-        return torch.cuda.max_memory_allocated(device) - held
+        return torch.cuda.max_memory_allocated(device) - allocated
     if device.type != "cpu" or not _STATUS.exists():
         return None
-    # Else what an earlier run freed would be used again unseen.
+    # Otherwise `run` would reuse memory that an earlier run freed, which is not counted.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:  # not glibc
         return None
     trim(0)
     try:
-        _CLEAR.write_text("5")  # start the peak anew
+        _CLEAR.write_text("5")  # reset the peak
     except OSError:
         return None
     before = _peak_bytes()

@@ -1,7 +1,7 @@
-"""A model's own figures: what a step, a commit and a causal token cost, alternated with the reference.
+"""Benchmark of a model: seconds per step, commit and causal token, alternating with the reference.
 
-Speed counts committed tokens, end to end, prompt included. Every canvas takes exactly K steps, so that
-the figures do not depend on what the model would write.
+Speed counts committed tokens, end to end, including the prompt. Every canvas takes exactly K steps, so that
+the figures do not depend on the generated text.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ def run_bench(
     lm: LanguageModel,
     reference: TimedReference | None,
     plan: BenchPlan,
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Measure in turn, `plan.rounds` times, after a round of warming up."""
+    """Measure both alternately, `plan.rounds` times, after a warm-up round."""
     generator = torch.Generator().manual_seed(0)
-    # A prompt per round: one that was read before would not be read again.
+    # A new prompt per round: the prefix cache holds earlier ones.
     shape = (plan.rounds + 2, 1, plan.prompt_tokens)
     *prompts, last = torch.randint(lm.config.vocab_size, shape, generator=generator)
     ours: Samples = {}
     theirs: Samples = {}
     for number, prompt in enumerate(prompts):
-        say("warming up" if number == 0 else f"round {number} of {plan.rounds}")
-        _add(ours, _our_round(lm, prompt[0].tolist(), plan))
+        log("warming up" if number == 0 else f"round {number} of {plan.rounds}")
+        _add(ours, _dgemma_round(lm, prompt[0].tolist(), plan))
         if reference is not None:
-            _add(theirs, _their_round(reference, prompt, plan))
+            _add(theirs, _reference_round(reference, prompt, plan))
         if number == 0:
             ours, theirs = {}, {}
     found: dict[str, Any] = {
         "plan": plan.__dict__,
         "dtype": str(lm.dtype).removeprefix("torch."),
         "device": str(lm.device),
-        "exact": lm.stack.execution.exact,
-        "compiled": lm.stack.execution.fused_vocabulary,
+        "exact": lm.transformer.execution.exact,
+        "compiled": lm.transformer.execution.fused_vocabulary,
         "dgemma": {name: spread(values) for name, values in ours.items()},
         "peak_extra_bytes": {
-            "dgemma": peak_growth_bytes(lambda: _our_diffuse(lm, last[0].tolist(), plan), lm.device)
+            "dgemma": peak_growth_bytes(lambda: _dgemma_diffuse(lm, last[0].tolist(), plan), lm.device)
         },
-        "weight_bytes": sum(parameter.nbytes for parameter in lm.stack.parameters()),
+        "weight_bytes": sum(parameter.nbytes for parameter in lm.transformer.parameters()),
     }
     if reference is not None:
         timed = reference
@@ -77,7 +77,7 @@ def run_bench(
     return found
 
 
-def _our_diffuse(lm: LanguageModel, prompt: list[int], plan: BenchPlan) -> Answer:
+def _dgemma_diffuse(lm: LanguageModel, prompt: list[int], plan: BenchPlan) -> Answer:
     return lm.generate(
         prompt,
         max_tokens=plan.canvases * lm.config.canvas_len,
@@ -88,23 +88,23 @@ def _our_diffuse(lm: LanguageModel, prompt: list[int], plan: BenchPlan) -> Answe
     )
 
 
-def _our_round(lm: LanguageModel, prompt: list[int], plan: BenchPlan) -> dict[str, float]:
-    answer = _our_diffuse(lm, prompt, plan)
+def _dgemma_round(lm: LanguageModel, prompt: list[int], plan: BenchPlan) -> dict[str, float]:
+    answer = _dgemma_diffuse(lm, prompt, plan)
     assert answer.steps == (plan.steps,) * plan.canvases
     assert answer.cached_tokens == 0
     figures = {
         "seconds_per_step": answer.timings.denoise_s / sum(answer.steps),
-        "seconds_per_causal_token": _our_causal(lm, prompt, plan.causal_tokens),
+        "seconds_per_causal_token": _dgemma_causal(lm, prompt, plan.causal_tokens),
         "tokens_per_second": len(answer.tokens) / answer.timings.total_s,
     }
-    if plan.canvases > 1:  # the last canvas is not read again: one alone has no commit
+    if plan.canvases > 1:  # the last canvas is not committed
         figures["seconds_per_commit"] = answer.timings.commit_s / (plan.canvases - 1)
     return figures
 
 
-def _our_causal(lm: LanguageModel, prompt: list[int], num_tokens: int) -> float:
-    """Seconds per token of greedy writing, each one a forward and a look at the vocabulary."""
-    # One token more: the first needs no forward of its own, only the prompt's.
+def _dgemma_causal(lm: LanguageModel, prompt: list[int], num_tokens: int) -> float:
+    """Seconds per token of greedy causal decoding; each token is a forward and a vocabulary scan."""
+    # One token more: the first one comes from the forward of the prompt.
     events = lm.stream(
         prompt, decode="causal", max_tokens=num_tokens + 1, temperature=0, ignore_end=True, seed=0
     )
@@ -112,7 +112,7 @@ def _our_causal(lm: LanguageModel, prompt: list[int], num_tokens: int) -> float:
     return (times[-1] - times[0]) / num_tokens
 
 
-def _their_round(reference: TimedReference, prompt: torch.Tensor, plan: BenchPlan) -> dict[str, float]:
+def _reference_round(reference: TimedReference, prompt: torch.Tensor, plan: BenchPlan) -> dict[str, float]:
     times = reference.diffuse(prompt, plan.canvases, plan.steps)
     figures = {
         "seconds_per_step": times.step_s,
@@ -125,7 +125,7 @@ def _their_round(reference: TimedReference, prompt: torch.Tensor, plan: BenchPla
 
 
 def _gain(name: str, ours: float, theirs: float) -> float:
-    """How many times faster we are: seconds and speeds point in opposite directions."""
+    """The speedup over the reference: a ratio of seconds or, inverted, of speeds."""
     return ours / theirs if name == "tokens_per_second" else theirs / ours
 
 

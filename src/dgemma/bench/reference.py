@@ -1,4 +1,4 @@
-"""The reference implementation (Transformers) on the same weights, timed from outside."""
+"""Timings of the reference implementation (Transformers) on the same weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-# The reference insists on a vision tower of half a billion parameters; a tiny one takes its place.
+# The reference requires a vision tower of half a billion parameters; a tiny one replaces it.
 _TINY_VISION = {
     "model_type": "gemma4_vision", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
     "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16,
@@ -26,7 +26,7 @@ def load_reference(model: Path, dtype: torch.dtype) -> Any:
     except ImportError:
         return None
     logging: Any = transformers_logging
-    logging.set_verbosity_error()  # it would report the vision tower that is not there
+    logging.set_verbosity_error()  # it would report the missing vision tower
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         for file in model.iterdir():
@@ -35,25 +35,25 @@ def load_reference(model: Path, dtype: torch.dtype) -> Any:
         (Path(scratch) / "config.json").unlink()
         (Path(scratch) / "config.json").write_text(json.dumps(config))
         load: Any = DiffusionGemmaForBlockDiffusion.from_pretrained
-        # A checkpoint with a vision tower has it in another size than ours.
+        # The vision tower of a checkpoint has another size than the tiny one.
         reference, info = load(scratch, dtype=dtype, ignore_mismatched_sizes=True, output_loading_info=True)
-    unlike = [
+    differing = [
         str(key) for kind in ("missing_keys", "mismatched_keys", "unexpected_keys") for key in info[kind]
     ]
-    assert all("vision" in key for key in unlike), f"the reference is not on the same weights: {unlike}"
+    assert all("vision" in key for key in differing), f"the reference is not on the same weights: {differing}"
     return reference.eval()
 
 
 @dataclass(frozen=True)
 class ReferenceTimes:
     step_s: float
-    commit_s: float | None  # None: one canvas alone has no commit
+    commit_s: float | None  # None: a single canvas has no commit
     total_s: float
     num_tokens: int
 
 
 class TimedReference:
-    """Its generate and its encoder, with a stopwatch around the encoder."""
+    """The reference model, with a timer around its encoder."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -69,7 +69,7 @@ class TimedReference:
         model.model.encoder.forward = timed
 
     def diffuse(self, prompt: torch.Tensor, canvases: int, steps: int) -> ReferenceTimes:
-        """Canvases of exactly `steps` steps: its stopping rule is never met."""
+        """Generate canvases of exactly `steps` steps: the stopping rule never applies."""
         self._encoder_s.clear()
         started = time.perf_counter()
         answer = self.model.generate(
@@ -77,7 +77,7 @@ class TimedReference:
             max_new_tokens=canvases * self.model.config.canvas_length,
             max_denoising_steps=steps,
             stability_threshold=steps,
-            eos_token_id=[self.model.config.text_config.vocab_size],  # no word has this number
+            eos_token_id=[self.model.config.text_config.vocab_size],  # no token has this id
         )
         total_s = time.perf_counter() - started
         commits = self._encoder_s[1:]
@@ -90,7 +90,7 @@ class TimedReference:
 
     @torch.inference_mode()
     def causal(self, prompt: torch.Tensor, num_tokens: int) -> float:
-        """Seconds per token of greedy writing with its encoder and head."""
+        """Seconds per token of greedy causal decoding with the encoder and the head."""
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self.model.config.text_config)

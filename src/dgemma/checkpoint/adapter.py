@@ -1,4 +1,4 @@
-"""An adapter between disk and stack: loading and saving, in the layout that `adapter_source.py` describes."""
+"""Load and save LoRA adapters in the layout that `adapter_source.py` describes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from dgemma.checkpoint.adapter_config import AdapterConfig, patterns
 from dgemma.checkpoint.adapter_source import (
     CONFIG,
-    OURS,
+    DGEMMA_CONFIG,
     WEIGHTS,
     AdapterSource,
     FactorEntries,
@@ -27,34 +27,34 @@ from dgemma.checkpoint.safetensors_file import TensorEntry, TensorToWrite, read_
 from dgemma.checkpoint.save import write_json
 from dgemma.errors import CheckpointError, InputError
 from dgemma.model.config import ModelConfig
-from dgemma.model.lora import adapted, adapted_weights
-from dgemma.model.lora_weight import LoraBank, LoraMatrix, LowRank
-from dgemma.model.stack import Stack
+from dgemma.model.lora import LoraExpertLinear, LoraFactors, LoraLinear, adapted, adapted_weights
+from dgemma.model.transformer import Transformer
 
 _DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def load_adapter(
-    stack: Stack,
+    transformer: Transformer,
     source: AdapterSource,
     *,
     base_fingerprint: str,
     quantized_from: str | None = None,
     dtype: torch.dtype | None = None,
     trainable: bool = False,
-) -> Stack:
-    """`stack`, whose fingerprint is given, with this adapter. dtype: of the factors; None: the model's.
+) -> Transformer:
+    """`transformer` with this adapter. dtype: of the factors; None: the model's.
 
-    quantized_from: the fingerprint of the base this one was rounded from; its adapters fit too.
+    base_fingerprint: of `transformer`. quantized_from: the fingerprint of the base that `transformer` was
+    quantized from; its adapters fit too.
     """
     check_base(source, base_fingerprint, quantized_from)
     check_tied_factors(source)
     added = {path: read_factors(entries) for path, entries in source.factors.items()}
-    return adapted(stack, added, dtype=dtype, trainable=trainable)
+    return adapted(transformer, added, dtype=dtype, trainable=trainable)
 
 
 def check_base(source: AdapterSource, base_fingerprint: str, quantized_from: str | None = None) -> None:
-    """An adapter of dgemma belongs to one base; of one that PEFT wrote nothing is known."""
+    """Refuse an adapter of another base. An adapter written by PEFT does not name its base."""
     if source.base_fingerprint not in (None, base_fingerprint, quantized_from):
         raise CheckpointError(
             f"{source.path} was made for the base {source.base_fingerprint}, but this model is "
@@ -62,26 +62,26 @@ def check_base(source: AdapterSource, base_fingerprint: str, quantized_from: str
         )
 
 
-def read_factors(entries: FactorEntries) -> LowRank:
+def read_factors(entries: FactorEntries) -> LoraFactors:
     """The factors of one weight on the CPU, as stored."""
     down, up = _read(entries.down), _read(entries.up)
     if len(entries.shape) == 3:
         experts, out, inner = entries.shape
         down = down.view(experts, entries.rank, inner)
         up = up.view(out, entries.rank, experts).permute(2, 0, 1).contiguous()
-    return LowRank(down=down, up=up, alpha=entries.alpha)
+    return LoraFactors(down=down, up=up, alpha=entries.alpha)
 
 
 def save_adapter(
-    stack: Stack,
+    transformer: Transformer,
     path: str | Path,
     *,
     base_fingerprint: str,
     base_name: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write the adapter of `stack`. The new files take their names only when all are whole."""
-    weights = adapted_weights(stack)
+    """Write the adapter of `transformer`. The new files are renamed only when all are complete."""
+    weights = adapted_weights(transformer)
     if not weights:
         raise InputError("this model has no adapter to save; make one with `with_adapter`.")
     directory = Path(path)
@@ -89,7 +89,7 @@ def save_adapter(
         raise CheckpointError(f"{directory} is a file; give a directory.")
     if not overwrite and any((directory / name).exists() for name in (CONFIG, WEIGHTS)):
         raise CheckpointError(f"{directory} holds an adapter; choose another directory, or overwrite=True.")
-    names = _names_of(stack.config, weights)
+    config = _adapter_config(transformer.config, weights)
     tensors = [
         TensorToWrite(
             target.key(factor),
@@ -97,24 +97,24 @@ def save_adapter(
             target.shapes(weights[target.path].rank)[factor],
             partial(_bytes, weights[target.path], factor),
         )
-        for target in targets_of(stack.config, names)
+        for target in targets_of(transformer.config, config)
         for factor in "AB"
     ]
-    ours = {"base_fingerprint": base_fingerprint, "dgemma_version": _version()}
+    metadata = {"base_fingerprint": base_fingerprint, "dgemma_version": _version()}
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_file(directory / (WEIGHTS + ".new"), tensors)
-        write_json(directory / (OURS + ".new"), ours)
-        write_json(directory / (CONFIG + ".new"), names.to_json(base_name))
-        # Without its configuration an adapter is none: at no moment do old and new look like one.
+        write_json(directory / (DGEMMA_CONFIG + ".new"), metadata)
+        write_json(directory / (CONFIG + ".new"), config.to_json(base_name))
+        # A directory without a configuration is no adapter: old and new files never form one together.
         (directory / CONFIG).unlink(missing_ok=True)
-        for name in (WEIGHTS, OURS, CONFIG):
+        for name in (WEIGHTS, DGEMMA_CONFIG, CONFIG):
             (directory / (name + ".new")).replace(directory / name)
     except OSError as error:
         raise CheckpointError(f"{directory} cannot be written: {error.strerror}.") from error
 
 
-def _names_of(config: ModelConfig, weights: dict[str, LoraMatrix | LoraBank]) -> AdapterConfig:
+def _adapter_config(config: ModelConfig, weights: dict[str, LoraLinear | LoraExpertLinear]) -> AdapterConfig:
     ranks: dict[str, int] = {}
     alphas: dict[str, float] = {}
     parameters = []
@@ -127,11 +127,11 @@ def _names_of(config: ModelConfig, weights: dict[str, LoraMatrix | LoraBank]) ->
             ranks[target], alphas[target] = weight.rank, weight.alpha
             if len(spec.shape) == 3:
                 parameters.append(target)
-    # The experts' rank is the usual one where there are experts: PEFT follows a pattern that names
-    # parameters, but warns that it has not.
-    usual = parameters or list(ranks)
-    rank = Counter(ranks[target] for target in usual).most_common(1)[0][0]
-    alpha = Counter(alphas[target] for target in usual).most_common(1)[0][0]
+    # The experts' rank is the default where there are experts: PEFT applies a pattern that names parameters,
+    # but warns that it did not.
+    defaults = parameters or list(ranks)
+    rank = Counter(ranks[target] for target in defaults).most_common(1)[0][0]
+    alpha = Counter(alphas[target] for target in defaults).most_common(1)[0][0]
     return AdapterConfig(
         rank=rank,
         alpha=alpha,
@@ -149,13 +149,13 @@ def _read(entry: TensorEntry) -> Tensor:
     return tensor
 
 
-def _factor(weight: LoraMatrix | LoraBank, factor: str) -> Tensor:
+def _factor(weight: LoraLinear | LoraExpertLinear, factor: str) -> Tensor:
     return weight.down if factor == "A" else weight.up
 
 
-def _bytes(weight: LoraMatrix | LoraBank, factor: str) -> list[Any]:
+def _bytes(weight: LoraLinear | LoraExpertLinear, factor: str) -> list[Any]:
     tensor = _factor(weight, factor).detach()
-    if isinstance(weight, LoraBank) and factor == "B":
+    if isinstance(weight, LoraExpertLinear) and factor == "B":
         tensor = tensor.permute(1, 2, 0)  # [out, rank, experts]
     return [tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy()]
 
@@ -164,4 +164,4 @@ def _version() -> str | None:
     try:
         return importlib.metadata.version("dgemma")
     except importlib.metadata.PackageNotFoundError:
-        return None  # run from its source alone
+        return None  # run from source, not installed

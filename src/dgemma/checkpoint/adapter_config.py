@@ -1,4 +1,4 @@
-"""`adapter_config.json` of an adapter in PEFT's layout: what we write, what we read, what we refuse.
+"""`adapter_config.json` of an adapter in PEFT's layout: reading, checking and writing.
 
 Names in it are released module names (`model.decoder.layers.0.self_attn.q_proj`), or for experts
 parameter names (`model.decoder.layers.0.experts.down_proj`), or the ends of such names. Imports no torch.
@@ -17,17 +17,17 @@ from dgemma.errors import CheckpointError
 
 _LARGEST_RANK = 1 << 20
 _LARGEST_ALPHA = 1e9
-# Fields without a bearing on what a finished adapter computes.
-_IDLE = {
+# Fields that do not affect what a trained adapter computes.
+_IGNORED_FIELDS = {
     "auto_mapping", "base_model_name_or_path", "inference_mode", "layers_pattern", "lora_dropout",
     "megatron_core", "peft_version", "qalora_group_size", "revision", "task_type",
 }  # fmt: skip
-_READ = {
+_READ_FIELDS = {
     "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "target_modules", "target_parameters",
     "use_rslora", "exclude_modules", "layers_to_transform",
 }  # fmt: skip
-# Ways of beginning that leave the base's weights as they are.
-_HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+# Initializations that do not change the base weights.
+_SUPPORTED_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 _PLAIN_NAME = re.compile(r"\^?[A-Za-z0-9_]+(\\?\.[A-Za-z0-9_]+)*")
 
 
@@ -40,7 +40,9 @@ class AdapterConfig:
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     rank_stabilized: bool  # scaled by alpha / sqrt(rank)
-    modules: tuple[str, ...] | None  # None: whatever the file has; the rule for it is not a list of names
+    modules: (
+        tuple[str, ...] | None
+    )  # None: the modules that the file has; the config has a rule instead of names
     parameters: tuple[str, ...]
 
     @classmethod
@@ -52,11 +54,11 @@ class AdapterConfig:
             raise refuse("peft_type", "dgemma reads LORA adapters only")
         if raw.get("bias", "none") != "none":
             raise refuse("bias", "dgemma's weights have none, so it must be 'none'")
-        if raw.get("init_lora_weights", True) not in _HARMLESS_STARTS:
+        if raw.get("init_lora_weights", True) not in _SUPPORTED_INITS:
             raise refuse("init_lora_weights", "such a start changes the base too. Convert it in PEFT")
         for name, value in raw.items():
-            # A field we have never heard of may change the meaning of all others.
-            if name not in _IDLE | _READ | {"bias", "init_lora_weights"} and value:
+            # An unknown field may change the meaning of the others.
+            if name not in _IGNORED_FIELDS | _READ_FIELDS | {"bias", "init_lora_weights"} and value:
                 raise refuse(name, "dgemma has no such feature, so it must be absent, null or false")
         modules, parameters = raw.get("target_modules") or [], raw.get("target_parameters") or []
         for name, value in (("target_modules", modules), ("target_parameters", parameters)):
@@ -73,7 +75,7 @@ class AdapterConfig:
             if not isinstance(pattern, dict) or not all(good(value) for value in pattern.values()):
                 raise refuse(name, "it must map names to numbers")
             for key in pattern:
-                # Not evaluated: a rule from a stranger's file can be made to run for years.
+                # Not evaluated: a hostile regular expression can run for years.
                 if not _PLAIN_NAME.fullmatch(key):
                     raise refuse(name, f"its key {key!r} is a rule. Write the names out")
         return cls(
@@ -94,9 +96,9 @@ class AdapterConfig:
             "base_model_name_or_path": base_name,
             "inference_mode": True,
             "r": self.rank,
-            "lora_alpha": _whole_if_so(self.alpha),
+            "lora_alpha": _as_integer(self.alpha),
             "rank_pattern": dict(self.rank_pattern),
-            "alpha_pattern": {k: _whole_if_so(v) for k, v in self.alpha_pattern.items()},
+            "alpha_pattern": {k: _as_integer(v) for k, v in self.alpha_pattern.items()},
             "use_rslora": self.rank_stabilized,
             "bias": "none",
             "lora_dropout": 0.0,
@@ -108,25 +110,25 @@ class AdapterConfig:
         return int(_first_match(self.rank_pattern, target, self.rank))
 
     def alpha_of(self, target: str) -> float:
-        """Alpha for a scale of alpha / rank."""
+        """The alpha of this target, for a scale of alpha / rank."""
         alpha = _first_match(self.alpha_pattern, target, self.alpha)
         return alpha * math.sqrt(self.rank_of(target)) if self.rank_stabilized else alpha
 
     def names(self, target: str, *, is_parameter: bool) -> bool:
-        """Whether it says that this module or parameter is adapted."""
+        """Whether the configuration adapts this module or parameter."""
         if is_parameter:
             return _is_named(target, self.parameters)
         return self.modules is None or _is_named(target, self.modules)
 
 
-def patterns(values: Mapping[str, float], usual: float) -> dict[str, Any]:
-    """What differs from the usual: by kind of layer where one kind is all alike, else by full name."""
+def patterns(values: Mapping[str, float], default: float) -> dict[str, Any]:
+    """Values that differ from the default: by kind of module if all of a kind agree, else by full name."""
     by_kind: dict[str, set[float]] = {}
     for target, value in values.items():
         by_kind.setdefault(_kind(target), set()).add(value)
     found: dict[str, Any] = {}
     for target, value in values.items():
-        if value != usual:
+        if value != default:
             found[_kind(target) if len(by_kind[_kind(target)]) == 1 else target] = value
     return found
 
@@ -155,5 +157,5 @@ def _is_alpha(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST_ALPHA
 
 
-def _whole_if_so(value: float) -> float:
-    return int(value) if float(value).is_integer() else value  # other readers expect whole numbers
+def _as_integer(value: float) -> float:
+    return int(value) if float(value).is_integer() else value  # other readers expect integers

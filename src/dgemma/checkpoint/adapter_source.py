@@ -1,12 +1,14 @@
-"""An adapter directory in PEFT's layout, opened and checked, with nothing loaded yet. Imports no torch.
+"""Open and check an adapter directory in PEFT's layout, without loading tensors. Imports no torch.
 
-`adapter_model.safetensors` has `lora_A` [rank, in] and `lora_B` [out, rank] of each linear. PEFT lays the
-experts' factors side by side: `lora_A` [experts * rank, in] expert by expert, `lora_B` [out, rank *
-experts] rank by rank; with both banks adapted, `gate_up_proj` stands one `base_layer` further in.
-The reference has two modules for a weight that both doors share, and PEFT adapts modules: both carry the
-same factors here. One alone is taken for both; two that differ are refused. (For the same reason PEFT's
-own merging adds twice to a weight that both doors share: merge with `dgemma merge`.)
-`dgemma_adapter.json` beside them says which base the adapter belongs to.
+`adapter_model.safetensors` has `lora_A` [rank, in] and `lora_B` [out, rank] of each linear. PEFT concatenates
+the experts' factors: `lora_A` [experts * rank, in] expert by expert, `lora_B` [out, rank *
+experts] rank by rank; with both expert weights adapted, the name of `gate_up_proj` has
+one more `base_layer`.
+
+The reference implementation has two modules for a weight that both passes share, and PEFT adapts modules, so
+the file has the same factors twice. One copy alone is used for both; copies that differ are refused. (For the
+same reason PEFT's own merging adds twice to a shared weight: merge with `dgemma merge`.)
+`dgemma_adapter.json` beside them names the base of the adapter.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from dgemma.checkpoint.source import FLOAT_DTYPES, read_json
 from dgemma.errors import CheckpointError, suggestion
 from dgemma.model.config import ModelConfig
 
-CONFIG, WEIGHTS, OURS = "adapter_config.json", "adapter_model.safetensors", "dgemma_adapter.json"
+CONFIG, WEIGHTS, DGEMMA_CONFIG = "adapter_config.json", "adapter_model.safetensors", "dgemma_adapter.json"
 
 
 @dataclass(frozen=True)
 class FactorEntries:
-    """Where the two factors of one weight lie, and how they are meant."""
+    """The file entries of the two LoRA factors of one weight, with rank and alpha."""
 
     down: TensorEntry
     up: TensorEntry
@@ -38,10 +40,10 @@ class FactorEntries:
 
 @dataclass(frozen=True)
 class AdapterSource:
-    """What stands on disk, checked against a model's geometry, with nothing loaded yet."""
+    """An adapter on disk, checked against a model's geometry. No tensor is loaded."""
 
     path: Path
-    factors: dict[str, FactorEntries]  # by the path of the weight in `Stack`
+    factors: dict[str, FactorEntries]  # by the path of the weight in `Transformer`
     tied: list[tuple[TensorEntry, TensorEntry]] = field(repr=False)  # (first, copy)
     base_fingerprint: str | None  # None: not written by dgemma
 
@@ -68,7 +70,7 @@ class Target:
 
 
 def open_adapter(path: str | Path, config: ModelConfig) -> AdapterSource:
-    """Read the adapter's configuration and header, and refuse anything that would not fit `config`."""
+    """Read the configuration and header of an adapter, and refuse one that does not fit `config`."""
     directory = Path(path)
     if not (directory / CONFIG).is_file():
         raise CheckpointError(f"{directory} has no {CONFIG}; give the directory of an adapter.")
@@ -87,7 +89,7 @@ def open_adapter(path: str | Path, config: ModelConfig) -> AdapterSource:
     for target in targets:
         keys = [target.key(factor) for factor in "AB"]
         if adapter.modules is None and not any(key in found for key in keys):
-            continue  # without a list of names the file itself says what is adapted
+            continue  # without a list of names, the tensors of the file determine what is adapted
         one = _entries(directory, adapter, target, found)
         first = factors.setdefault(target.path, one)
         if first is not one:
@@ -100,7 +102,7 @@ def open_adapter(path: str | Path, config: ModelConfig) -> AdapterSource:
 
 
 def check_tied_factors(source: AdapterSource) -> None:
-    """Both doors share their weights, so what is stored for each must be the same."""
+    """Refuse factors that differ between the passes: both passes share their weights."""
     for first, copy in source.tied:
         same = first.dtype == copy.dtype and all(
             a == b for a, b in zip(read_chunks(first), read_chunks(copy), strict=True)
@@ -110,7 +112,7 @@ def check_tied_factors(source: AdapterSource) -> None:
 
 
 def targets_of(config: ModelConfig, adapter: AdapterConfig) -> Iterator[Target]:
-    """Every name of every linear and bank that the adapter's configuration names."""
+    """Every name of every linear and expert weight that the adapter's configuration names."""
     for spec in tensor_specs(config):
         if len(spec.shape) < 2 or spec.part == "embedding":
             continue
@@ -135,13 +137,13 @@ def _entries(
         key = target.key(factor)
         if key not in found:
             raise CheckpointError(
-                f"{directory} lacks the tensor {key!r}, which {CONFIG} asks for. The adapter is incomplete."
+                f"{directory} lacks the tensor {key!r}, which {CONFIG} requires. The adapter is incomplete."
             )
         entry = found[key]
         if entry.shape != shape:
             raise CheckpointError(
                 f"{entry.file}: tensor {key!r} has shape {list(entry.shape)}; rank {rank} on a weight of "
-                f"{list(target.spec.shape)} asks for {list(shape)}. The adapter belongs to another model or "
+                f"{list(target.spec.shape)} requires {list(shape)}. The adapter belongs to another model or "
                 f"to another {CONFIG}."
             )
         if entry.dtype not in FLOAT_DTYPES:
@@ -164,14 +166,14 @@ def _refuse_unknown(directory: Path, extra: list[str], known: list[str]) -> None
 def _untied(file: Path, what: str) -> CheckpointError:
     return CheckpointError(
         f"{file}: {what} differs between encoder and decoder, but this model has one weight for both. "
-        "Train it with dgemma, or copy one door's factors over the other's."
+        "Train it with dgemma, or copy one module's factors over the other's."
     )
 
 
 def _base_fingerprint(directory: Path) -> str | None:
-    if not (directory / OURS).is_file():
+    if not (directory / DGEMMA_CONFIG).is_file():
         return None
-    found = read_json(directory / OURS).get("base_fingerprint")
+    found = read_json(directory / DGEMMA_CONFIG).get("base_fingerprint")
     if not isinstance(found, str):
-        raise CheckpointError(f"{directory / OURS} has no base_fingerprint; it is corrupt.")
+        raise CheckpointError(f"{directory / DGEMMA_CONFIG} has no base_fingerprint; it is corrupt.")
     return found

@@ -1,4 +1,4 @@
-"""The small models that come with the package: `bundled:sudoku`, `bundled:text`. Imports no torch."""
+"""The small models in the package: `bundled:sudoku`, `bundled:text`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROOT = Path(str(resources.files("dgemma"))) / "data" / "models"
 
 
 def bundled_names() -> list[str]:
-    """What stands behind the prefix."""
+    """The names of the bundled models, without the prefix."""
     return sorted(path.parent.name for path in _ROOT.glob("*/config.json"))
 
 

@@ -1,4 +1,4 @@
-"""Where a model is loaded to, and in which numbers."""
+"""Check the device and the dtype that a model is loaded with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def check_device(name: str) -> torch.device:
-    """The device called `name`, if this machine has it."""
+    """The device called `name`, or an error if it is not available."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -33,11 +33,13 @@ def check_device(name: str) -> torch.device:
 
 def check_dtype(name: str, source: CheckpointSource) -> torch.dtype:
     if name == "auto":
-        # Old files say torch_dtype. Files that say nothing, or fp16, run in bf16.
+        # Old files have torch_dtype. Files without a dtype, or with fp16, run in bf16.
         stored = source.raw_config.get("dtype", source.raw_config.get("torch_dtype"))
         return DTYPES.get(str(stored), torch.bfloat16)
     if name not in DTYPES:
         raise InputError(
-            f"dtype {name!r} is not supported{suggestion(name, DTYPES)} Supported: auto, {', '.join(DTYPES)}."
+            f"dtype {name!r} is not supported{suggestion(name, DTYPES)} "
+            f"Supported: auto, {', '.join(DTYPES)}.",
+            field="dtype",
         )
     return DTYPES[name]

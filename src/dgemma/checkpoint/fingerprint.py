@@ -1,9 +1,9 @@
-"""Which base is this? A short name for the numbers of a model, to keep an adapter with its own.
+"""Fingerprint of a base model, which identifies the base that an adapter belongs to.
 
-The fingerprint reads 64 numbers of every tensor, rounded to bf16: the same checkpoint has the same one
-in fp32 and in bf16, loaded or on disk, with or without an adapter. So it tells apart models that were
-trained apart. It cannot see a change elsewhere in a tensor, one below bf16's rounding, the vision tower,
-or the tokenizer; and it is no protection against somebody who wants two models to look alike.
+The fingerprint hashes 64 numbers of every tensor, rounded to bf16: the same checkpoint has the same one in
+fp32 and in bf16, loaded or on disk, with or without an adapter. Models from different training runs differ.
+It does not cover the other numbers of a tensor, changes below bf16 rounding, the vision tower, or the
+tokenizer. It is no protection against a deliberate collision.
 """
 
 from __future__ import annotations
@@ -18,29 +18,31 @@ from dgemma.checkpoint.load import TORCH_DTYPES
 from dgemma.checkpoint.names import TensorSpec, tensor_specs
 from dgemma.checkpoint.safetensors_file import ITEM_BYTES, read_into
 from dgemma.checkpoint.source import CheckpointSource
-from dgemma.model.coded_weight import CodedWeight
 from dgemma.model.lora import detach
-from dgemma.model.stack import Stack
+from dgemma.model.quantized_linear import QuantizedWeight
+from dgemma.model.transformer import Transformer
 
-_NUMBERS = 64  # of each tensor
+_SAMPLES = 64  # of each tensor
 
 
-def fingerprint(stack: Stack) -> str:
-    """The fingerprint of a stack's base, in hexadecimal."""
-    base = detach(stack)
+def fingerprint(transformer: Transformer) -> str:
+    """The fingerprint of a transformer's base, in hexadecimal."""
+    base = detach(transformer)
 
     def sample(spec: TensorSpec) -> Tensor:
         parent, _, leaf = spec.path.rpartition(".")
         module = base.get_submodule(parent)
-        # Of a quantized weight its codes: the same base quantized two ways is two bases.
-        tensor = module.codes.view(torch.uint8) if isinstance(module, CodedWeight) else getattr(module, leaf)
+        # The quantized data of a quantized weight: the same base under two schemes has two fingerprints.
+        tensor = (
+            module.qdata.view(torch.uint8) if isinstance(module, QuantizedWeight) else getattr(module, leaf)
+        )
         return tensor.detach().reshape(-1)[_positions(tensor.numel()).to(tensor.device)]
 
     return _digest(tensor_specs(base.config), sample)
 
 
 def file_fingerprint(source: CheckpointSource) -> str:
-    """The same of a plain checkpoint on disk, without loading it."""
+    """The same fingerprint of a plain checkpoint on disk, without loading it."""
     source.require_plain("the fingerprint of a file")
 
     def sample(spec: TensorSpec) -> Tensor:
@@ -65,5 +67,5 @@ def _digest(specs: Iterable[TensorSpec], sample: Callable[[TensorSpec], Tensor])
 
 
 def _positions(size: int) -> Tensor:
-    count = min(_NUMBERS, size)
+    count = min(_SAMPLES, size)
     return torch.arange(count) * size // count

@@ -1,9 +1,9 @@
-"""Checkpoints by hub name: `owner/name` becomes a directory on this machine. Imports no torch.
+"""Checkpoints by hub name: download `owner/name` to a local directory. Imports no torch.
 
-Cache (HF_HOME), log-in (HF_TOKEN), address (HF_ENDPOINT) and offline mode (HF_HUB_OFFLINE) are
-huggingface_hub's, which is imported only when a hub name is met. What is added here: only files
-dgemma reads are fetched, never a pickle; a partial copy is not taken for a whole one; there must be
-room before the first byte; and every failure is one sentence with a remedy.
+Cache (HF_HOME), log-in (HF_TOKEN), address (HF_ENDPOINT) and offline mode (HF_HUB_OFFLINE) are those of
+huggingface_hub, which is imported only for a hub name. This module adds: only files that dgemma reads are
+fetched, never a pickle; an incomplete copy is not used; the free disk space is checked before the first byte;
+and every failure is one sentence with a remedy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]
 """Called with (bytes fetched so far, bytes to fetch in all)."""
 
 EXAMPLE_NAME = "google/diffusiongemma-26B-A4B-it"
-# The hub's own rule for names, so that it never has to explain itself.
+# The hub's own rule for names, so that this module reports a bad name.
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII)
 _INDEX = "model.safetensors.index.json"
 _SMALL_FILES = frozenset(("config.json", _INDEX, *COMPANION_FILES))
@@ -37,14 +37,14 @@ _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 @dataclass(frozen=True, kw_only=True)
 class PullPlan:
-    """What `fetch` will do: every file of the snapshot, and which of them are not here yet."""
+    """The files of a snapshot, and those of them that `fetch` has to download."""
 
     name: str
     revision: str
     commit: str
     files: dict[str, int]  # bytes by file, in the order of fetching
     missing: frozenset[str]
-    note: str = ""  # why the hub was not asked; the plan is then the copy in the cache
+    note: str = ""  # why the hub was not queried; the plan is then the copy in the cache
 
     @property
     def total_bytes(self) -> int:
@@ -58,9 +58,9 @@ class PullPlan:
 def resolve(
     name_or_path: str | Path, *, revision: str | None = None, progress: Progress | None = None
 ) -> Path:
-    """The path of a checkpoint: a bundled one by `bundled:NAME`; else what exists here, the cache, the hub.
+    """The path of a checkpoint: `bundled:NAME`, else an existing path, else the cache, else the hub.
 
-    A whole copy in the cache is used without asking the hub; `pull` asks for a newer one.
+    A complete copy in the cache is used without a query to the hub; `pull` checks for a newer one.
     Without `progress`, huggingface_hub draws its own bars on a terminal.
     """
     text = str(name_or_path)
@@ -69,74 +69,74 @@ def resolve(
     path = Path(os.path.expanduser(text))
     if text and os.path.exists(path):
         if revision is not None:
-            raise InputError(
-                f"revision is {revision!r}, but {path} is a path; only a hub name has revisions."
+            raise InputError.about(
+                "revision", f"is {revision!r}, but {path} is a path; only a hub name has revisions."
             )
         return path
     like_a_path = text.startswith((".", "/", "~")) or "\\" in text or text.count("/") > 1
     if like_a_path or isinstance(name_or_path, Path):
-        raise CheckpointError(f"{path} does not exist{_near(path)} Give the directory of a checkpoint.")
+        raise CheckpointError(f"{path} does not exist{_suggestion(path)} Give the directory of a checkpoint.")
     if not _HUB_NAME.fullmatch(text):
         raise CheckpointError(
-            f"{text!r} is neither a directory here nor a hub name such as {EXAMPLE_NAME}{_near(path)}"
+            f"{text!r} is neither a directory here nor a hub name such as {EXAMPLE_NAME}{_suggestion(path)}"
         )
     try:
         return cached(text, revision=revision) or pull(text, revision=revision, progress=progress)
     except CheckpointError as error:
-        near = _near(path, otherwise="")
+        near = _suggestion(path, otherwise="")
         if not near:
             raise
         raise CheckpointError(f"{error} Nor is {text} a directory here{near}") from error
 
 
 def pull(name: str, *, revision: str | None = None, progress: Progress | None = None) -> Path:
-    """Ask the hub for the newest snapshot of `revision` and fetch what is not here yet."""
+    """Query the hub for the newest snapshot of `revision` and fetch the missing files."""
     return fetch(plan_pull(name, revision=revision), progress)
 
 
 def cached(name: str, *, revision: str | None = None) -> Path | None:
-    """The snapshot in the local cache, if it is whole. No network."""
+    """The snapshot in the local cache, if it is complete. No network."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(name, "config.json", revision=revision)
-    whole = isinstance(config, str) and not _missing_weights(Path(config).parent)
-    return Path(str(config)).parent if whole else None
+    complete = isinstance(config, str) and not _missing_weights(Path(config).parent)
+    return Path(str(config)).parent if complete else None
 
 
 def plan_pull(name: str, *, revision: str | None = None) -> PullPlan:
-    """Ask the hub which files there are and how large. Without a hub, a whole copy in the cache will do."""
+    """Query the hub for files and sizes. If it cannot be reached, plan with a complete copy in the cache."""
     if not _HUB_NAME.fullmatch(name):
         raise CheckpointError(f"{name!r} is not a hub name; give owner/name, for example {EXAMPLE_NAME}.")
     import httpx2
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    wanted = revision or constants.DEFAULT_REVISION
+    requested = revision or constants.DEFAULT_REVISION
     seconds = constants.HF_HUB_ETAG_TIMEOUT
     try:
-        info = HfApi().model_info(name, revision=wanted, files_metadata=True, timeout=seconds)
+        info = HfApi().model_info(name, revision=requested, files_metadata=True, timeout=seconds)
         siblings = {s.rfilename: s for s in info.siblings or ()}
         commit = str(info.sha)
     except OfflineModeIsEnabled:
-        return _plan_from_cache(name, wanted, "HF_HUB_OFFLINE is set", "unset it")
+        return _plan_from_cache(name, requested, "HF_HUB_OFFLINE is set", "unset it")
     except (httpx2.RequestError, httpx2.InvalidURL) as error:
         why = f"the hub at {constants.ENDPOINT} cannot be reached: {_first_line(error)}"
-        return _plan_from_cache(name, wanted, why, "set HF_ENDPOINT to a hub that can be reached")
+        return _plan_from_cache(name, requested, why, "set HF_ENDPOINT to a hub that can be reached")
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise _explained(error, name, wanted) from error
+        raise _hub_error(error, name, requested) from error
     weights = sorted(f for f in siblings if f.endswith(".safetensors") and "/" not in f)
     if not weights or "config.json" not in siblings:
         lacking = "safetensors file" if not weights else "config.json"
         raise CheckpointError(f"{name} has no {lacking}; dgemma reads safetensors, never pickles.")
-    # Weights last: a copy whose weights are whole is then whole altogether.
+    # Weights last: a copy with all weights is then complete.
     files = sorted(_SMALL_FILES & siblings.keys()) + weights
-    missing = frozenset(f for f in files if not _is_here(name, commit, siblings[f]))
+    missing = frozenset(f for f in files if not _is_cached(name, commit, siblings[f]))
     sizes = {f: siblings[f].size or 0 for f in files}
-    return PullPlan(name=name, revision=wanted, commit=commit, files=sizes, missing=missing)
+    return PullPlan(name=name, revision=requested, commit=commit, files=sizes, missing=missing)
 
 
 def fetch(plan: PullPlan, progress: Progress | None = None) -> Path:
-    """Download what is missing, if there is room for it; files that are whole stay when it breaks off."""
+    """Download the missing files, if the disk has space. An interrupt keeps the complete files."""
     import httpx2
     from huggingface_hub import constants, hf_hub_download
 
@@ -147,16 +147,16 @@ def fetch(plan: PullPlan, progress: Progress | None = None) -> Path:
     if plan.missing_bytes > free:
         raise CheckpointError(
             f"{plan.name} needs {plan.missing_bytes / 1e9:.2f} GB, {place} has {free / 1e9:.2f} GB free. "
-            "Make room, or set HF_HOME to a directory on a larger disk."
+            "Free some space, or set HF_HOME to a directory on a larger disk."
         )
     bar = None if progress is None else _bar(progress, plan.missing_bytes)
     try:
-        # One after the other in this thread: Ctrl-C stops at once and costs one unfinished file.
+        # One after the other in this thread: Ctrl-C stops at once and loses one incomplete file.
         paths = [hf_hub_download(plan.name, f, revision=plan.commit, tqdm_class=bar) for f in plan.files]
-        # The revision's name comes last: in the cache, it goes on meaning the old copy until then.
+        # The revision's name last: until then it refers to the old copy in the cache.
         hf_hub_download(plan.name, "config.json", revision=plan.revision)
     except (OSError, ValueError, RuntimeError, httpx2.HTTPError) as error:  # RuntimeError: Xet storage
-        raise _explained(error, plan.name, plan.revision) from error
+        raise _hub_error(error, plan.name, plan.revision) from error
     directory = Path(paths[0]).parent
     if absent := _missing_weights(directory):
         raise CheckpointError(
@@ -179,7 +179,7 @@ def _plan_from_cache(name: str, revision: str, why: str, remedy: str) -> PullPla
 
 
 def _missing_weights(directory: Path) -> list[str]:
-    """Which weights a snapshot lacks. An index that is corrupt is for `open_checkpoint` to refuse."""
+    """The weight files that a snapshot lacks. `open_checkpoint` refuses a corrupt index."""
     index = directory / _INDEX
     if (directory / "model.safetensors").exists():
         return []
@@ -190,19 +190,19 @@ def _missing_weights(directory: Path) -> list[str]:
     return sorted({s for s in shards if isinstance(s, str) and not (directory / s).exists()})
 
 
-def _is_here(name: str, commit: str, file: RepoSibling) -> bool:
+def _is_cached(name: str, commit: str, file: RepoSibling) -> bool:
     from huggingface_hub import constants, try_to_load_from_cache
 
     if isinstance(try_to_load_from_cache(name, file.rfilename, revision=commit), str):
         return True
-    # Under another commit, perhaps: the cache holds each content once.
+    # The file may be cached under another commit: the cache holds each content once.
     content = file.lfs.sha256 if file.lfs else file.blob_id
     blobs = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "blobs"
     return content is not None and (blobs / content).exists()
 
 
-def _near(path: Path, *, otherwise: str = ".") -> str:
-    """The end of a sentence about a path that does not exist: a directory of nearly that name?"""
+def _suggestion(path: Path, *, otherwise: str = ".") -> str:
+    """The end of a sentence about a path that does not exist: suggests a directory of a similar name."""
     try:
         siblings = [name for name in os.listdir(path.parent) if os.path.isdir(path.parent / name)]
     except (OSError, ValueError):
@@ -229,20 +229,20 @@ def _bar(progress: Progress, total: int) -> Any:
         def _ignore(self, *_: object, **__: object) -> None:
             pass
 
-        # Xet tells of bytes received as well as written; only the written ones count.
+        # Xet reports received and written bytes; only the written ones count.
         update_transfer = set_postfix_str = set_transfer_postfix_str = close = __exit__ = _ignore
 
     return Bar
 
 
-def _explained(error: Exception, name: str, revision: str) -> CheckpointError:
-    """What a failure of huggingface_hub means to the one who gave the name."""
+def _hub_error(error: Exception, name: str, revision: str) -> CheckpointError:
+    """The CheckpointError of a huggingface_hub error, with a remedy."""
     import httpx2
     from huggingface_hub import constants, errors
 
     page = f"{constants.ENDPOINT}/{name}"
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # "not found here" hides why it was not found there
+        error = error.__cause__  # "not in the cache" hides the error of the hub
     line = _first_line(error)
     match error:
         case errors.GatedRepoError():
@@ -256,7 +256,9 @@ def _explained(error: Exception, name: str, revision: str) -> CheckpointError:
         case errors.HfHubHTTPError(response=response):
             text = f"the hub answered {response.status_code} for {name}; try again later."
         case OSError(errno=errno.ENOSPC):
-            text = f"the disk is full while fetching {name}; make room or set HF_HOME, and run it again."
+            text = (
+                f"the disk is full while fetching {name}; free some space or set HF_HOME, and run it again."
+            )
         case httpx2.RequestError():
             text = f"the connection broke while fetching {name}: {line}; run it again for the rest."
         case _:

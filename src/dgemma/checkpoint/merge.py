@@ -1,4 +1,4 @@
-"""A checkpoint with an adapter added in, written from file to file: memory holds one matrix at a time."""
+"""Merge an adapter into a checkpoint, from file to file: memory holds one matrix at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dgemma.checkpoint.names import tensor_specs
 from dgemma.checkpoint.safetensors_file import TensorEntry, TensorToWrite, read_chunks, read_into
 from dgemma.checkpoint.save import write_checkpoint
 from dgemma.checkpoint.source import CheckpointSource, check_tied_copies
-from dgemma.model.lora_weight import LowRank, merged_weight
+from dgemma.model.lora import LoraFactors, merged_weight
 
 
 def write_merged(
@@ -28,7 +28,7 @@ def write_merged(
     max_shard_bytes: int = 5_000_000_000,
     on_bytes: Callable[[int], None] | None = None,
 ) -> None:
-    """Write `source` with `adapter` added in, each tensor in the dtype it has on disk."""
+    """Write `source` with `adapter` merged in, each tensor in its dtype on disk."""
     source.require_plain("merging")
     check_base(adapter, file_fingerprint(source))
     check_tied_copies(source)
@@ -59,5 +59,5 @@ def _chunks(entry: TensorEntry, factors: FactorEntries) -> Iterator[Any]:
         buffer = bytearray(nbytes)
         read_into(entry, buffer, number * nbytes)
         weight = torch.frombuffer(buffer, dtype=TORCH_DTYPES[entry.dtype]).view(-1, inner)
-        whole = merged_weight(weight, LowRank(down=down, up=up, alpha=added.alpha))
-        yield whole.view(-1).view(torch.uint8).numpy()
+        merged = merged_weight(weight, LoraFactors(down=down, up=up, alpha=added.alpha))
+        yield merged.view(-1).view(torch.uint8).numpy()

@@ -1,6 +1,6 @@
-"""The tensors of a model: their released names, our paths, their shapes. Imports no torch.
+"""The tensors of a model: their released names, their paths in `Transformer`, their shapes. Imports no torch.
 
-This table is the one source for loading, saving, counting (`dgemma info`) and refusing.
+Loading, saving, counting (`dgemma info`) and checking all use this table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ENCODER = "model.encoder.language_model."
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor: its released name, its path in `Stack`, its shape, and the part it counts to."""
+    """One tensor: its released name, its path in `Transformer`, its shape, and its part of the model."""
 
     name: str
     path: str
@@ -33,7 +33,7 @@ class TensorSpec:
 
     @property
     def tied_names(self) -> tuple[str, ...]:
-        """Other names a file may carry the same tensor under."""
+        """Other names that the same tensor may have in a file."""
         if self.name == _DECODER + "embed_tokens.weight":
             return (_ENCODER + "embed_tokens.weight", "lm_head.weight")
         shared = self.name.startswith(_DECODER) and not self.name.endswith(".layer_scalar")
@@ -106,10 +106,10 @@ def _layer_specs(config: ModelConfig, index: int) -> Iterator[TensorSpec]:
         ),
         ("post_feedforward_layernorm_2.weight", "after_experts.weight", (hidden,), "norms"),
         ("post_feedforward_layernorm.weight", "after_both.weight", (hidden,), "norms"),
-        ("layer_scalar", "denoise_scalar", (1,), "norms"),
+        ("layer_scalar", "denoising_scalar", (1,), "norms"),
     ]
     for name, path, shape, part in table:
         if name == "self_attn.v_proj.weight" and layer.kind is LayerKind.FULL:
             continue
         yield TensorSpec(f"{_DECODER}layers.{index}.{name}", f"layers.{index}.{path}", shape, part)
-    yield TensorSpec(f"{_ENCODER}layers.{index}.layer_scalar", f"layers.{index}.encode_scalar", (1,), "norms")
+    yield TensorSpec(f"{_ENCODER}layers.{index}.layer_scalar", f"layers.{index}.causal_scalar", (1,), "norms")

@@ -1,4 +1,4 @@
-"""Geometries for `dgemma new`, from a toy to the released model. Imports no torch."""
+"""Model geometries for `dgemma new`, from a tiny model to the released one. Imports no torch."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from dgemma.checkpoint.safetensors_file import TensorToWrite
 from dgemma.checkpoint.save import write_checkpoint
 from dgemma.model.config import ModelConfig
 
-_CHUNK = 4 << 20  # numbers made at once
+_CHUNK = 4 << 20  # numbers generated at once
 
 
 def write_random(
@@ -32,9 +32,9 @@ def write_random(
     on_bytes: Callable[[int], None] | None = None,
     companions: Sequence[Path] | None = None,
 ) -> None:
-    """Write a random model of this geometry. Memory: one chunk.
+    """Write a random model of this geometry. Memory holds one chunk.
 
-    companions: files that go with it, copied; None for those of the small tokenizer.
+    companions: files to copy with it; None for those of the small tokenizer.
     """
     raw = config.to_json()
     raw["dtype"] = str(TORCH_DTYPES[dtype]).removeprefix("torch.")
@@ -49,7 +49,7 @@ def write_random(
 
 @contextmanager
 def tokenizer_files() -> Iterator[tuple[Path, ...]]:
-    """The small tokenizer that goes with random weights."""
+    """The files of the small tokenizer that is written with random weights."""
     with resources.as_file(resources.files("dgemma") / "data" / "tokenizer") as assets:
         yield tuple(sorted(Path(assets).iterdir()))
 
@@ -66,7 +66,7 @@ def random_chunks(spec: TensorSpec, dtype: str, seed: int) -> Iterator[Any]:
 
 
 def distribution(spec: TensorSpec) -> tuple[float, float]:
-    """Mean and spread that keep a random model calm.
+    """Mean and standard deviation that keep the activations of a random model stable.
 
     Query norms near 1 with score scale 1 make attention nearly one-hot, and unscaled residual
     branches let self-conditioning amplify rounding about twenty times per step.
@@ -76,8 +76,8 @@ def distribution(spec: TensorSpec) -> tuple[float, float]:
     if spec.path.endswith(("after_attention.weight", "after_both.weight")):
         return 0.5, 0.01
     if spec.path == "embedding.weight":
-        return 0.0, 1.5 * spec.shape[-1] ** -0.5  # logits spread by about 1.5
+        return 0.0, 1.5 * spec.shape[-1] ** -0.5  # the standard deviation of logits is about 1.5
     if len(spec.shape) == 1:
         return 1.0, 0.02
-    calm = 0.1 if spec.path == "self_conditioning.mlp.down.weight" else 1.0
-    return 0.0, calm / math.sqrt(spec.shape[-1])
+    gain = 0.1 if spec.path == "self_conditioning.mlp.down.weight" else 1.0
+    return 0.0, gain / math.sqrt(spec.shape[-1])

@@ -1,9 +1,8 @@
 """Reading and writing safetensors files, one tensor at a time. Imports no torch.
 
-The format is eight bytes of header length, a JSON header, and the tensors' bytes. We read it
-ourselves for two reasons: bytes go straight to where the tensor will live (the library maps the
-whole file, which counts as resident memory), and a hostile header is refused before anything is
-allocated.
+The format is eight bytes of header length, a JSON header, and the bytes of the tensors. dgemma does not use
+the safetensors library for two reasons: this module reads bytes directly into the tensor (the library maps
+the whole file, which counts as resident memory), and it refuses a hostile header before any allocation.
 """
 
 from __future__ import annotations
@@ -19,20 +18,23 @@ from typing import Any
 
 from dgemma.errors import CheckpointError
 
-ITEM_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
-    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-    "U32": 4, "I32": 4, "F32": 4,
-    "U64": 8, "I64": 8, "F64": 8,
+ITEM_BITS = {
+    "F4": 4, "BOOL": 8, "U8": 8, "I8": 8,
+    "F8_E4M3": 8, "F8_E4M3FNUZ": 8, "F8_E5M2": 8, "F8_E5M2FNUZ": 8, "F8_E8M0": 8,
+    "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
+    "U32": 32, "I32": 32, "F32": 32,
+    "U64": 64, "I64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
+ITEM_BYTES = {name: bits // 8 for name, bits in ITEM_BITS.items() if bits >= 8}
 CHUNK_BYTES = 16 << 20
-_MAX_HEADER_BYTES = 100_000_000
+# The format allows 100 MB, which Python would read for half a minute; 16 MB describe 100,000 tensors.
+_MAX_HEADER_BYTES = 16 << 20
 _MAX_DIMENSIONS = 16
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies in a file."""
+    """The location of one tensor in a file."""
 
     name: str
     dtype: str
@@ -47,12 +49,16 @@ def read_entries(path: Path) -> list[TensorEntry]:
     with _open_regular(path) as file:
         file_bytes = os.fstat(file.fileno()).st_size
         if file_bytes < 8:
-            raise _bad(path, f"has only {file_bytes} bytes; it is truncated. Download it again.")
+            raise _file_error(path, f"has only {file_bytes} bytes; it is truncated. Download it again.")
         header_bytes = int.from_bytes(file.read(8), "little")
         if header_bytes > _MAX_HEADER_BYTES:
-            raise _bad(path, f"claims a header of {header_bytes} bytes; it is not a safetensors file.")
+            raise _file_error(
+                path,
+                f"claims a header of {header_bytes} bytes, more than {_MAX_HEADER_BYTES}; it is not a "
+                "safetensors file, or has too many tensors: divide it into shards.",
+            )
         if 8 + header_bytes > file_bytes:
-            raise _bad(path, "ends inside its header; it is truncated. Download it again.")
+            raise _file_error(path, "ends inside its header; it is truncated. Download it again.")
         text = file.read(header_bytes)
     header = _parse_header(path, text)
     begin = 8 + header_bytes
@@ -62,7 +68,7 @@ def read_entries(path: Path) -> list[TensorEntry]:
 
 
 def read_chunks(entry: TensorEntry, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytearray]:
-    """A tensor's bytes in pieces. The same buffer is filled again for each piece."""
+    """The bytes of a tensor in chunks. All chunks share one buffer."""
     buffer = bytearray(min(chunk_bytes, entry.nbytes))
     done = 0
     while done < entry.nbytes:
@@ -80,16 +86,16 @@ def read_into(entry: TensorEntry, target: Any, offset: int = 0) -> None:
         file.seek(entry.start + offset)
         filled = 0
         while filled < len(view):
-            # Kernels cut a single read at 2 GiB; a short read is not an error until it is empty.
+            # The operating system limits one read to 2 GiB; a short read is an error only if it is empty.
             got = file.readinto(view[filled : filled + (1 << 30)])
             if not got:
-                raise _bad(entry.file, f"ended inside tensor {entry.name!r}; it changed on disk.")
+                raise _file_error(entry.file, f"ended inside tensor {entry.name!r}; it changed on disk.")
             filled += got
 
 
 @dataclass(frozen=True)
 class TensorToWrite:
-    """A tensor of a file to be written; `chunks` makes its bytes only when they are due."""
+    """A tensor to write to a file. `chunks` is called when its bytes are written."""
 
     name: str
     dtype: str
@@ -98,13 +104,13 @@ class TensorToWrite:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return math.prod(self.shape) * ITEM_BITS[self.dtype] // 8
 
 
 def write_file(
     path: Path, tensors: Iterable[TensorToWrite], on_bytes: Callable[[int], None] | None = None
 ) -> None:
-    """Write one file; it appears under its name only when it is whole."""
+    """Write one file. It gets its name only when it is complete."""
     ordered = _aligned(tensors)
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
@@ -136,14 +142,14 @@ def header_of(tensors: Iterable[TensorToWrite]) -> bytes:
 
 
 def _aligned(tensors: Iterable[TensorToWrite]) -> list[TensorToWrite]:
-    # Readers that map a file need every tensor aligned to its item size. Whole words come first, in the order
-    # given; behind them wider items first.
-    return sorted(tensors, key=lambda t: 0 if t.nbytes % 8 == 0 else 9 - ITEM_BYTES[t.dtype])
+    # Readers that map a file need every tensor aligned to its item size. Tensors of whole 8-byte words come
+    # first, in their order; after them tensors of wider items first.
+    return sorted(tensors, key=lambda t: 0 if t.nbytes % 8 == 0 else 9 - max(1, ITEM_BITS[t.dtype] // 8))
 
 
 def _open_regular(path: Path) -> Any:
     try:
-        # O_NONBLOCK: a named pipe in place of a file must not make us wait for its writer.
+        # O_NONBLOCK: opening a named pipe must not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist; the checkpoint is incomplete.") from None
@@ -151,11 +157,11 @@ def _open_regular(path: Path) -> Any:
         raise CheckpointError(f"{path} cannot be opened: {error.strerror}.") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _bad(path, "is not a regular file.")
+        raise _file_error(path, "is not a regular file.")
     return os.fdopen(descriptor, "rb", buffering=0)
 
 
-def _bad(path: Path, problem: str) -> CheckpointError:
+def _file_error(path: Path, problem: str) -> CheckpointError:
     return CheckpointError(f"{path} {problem}")
 
 
@@ -164,34 +170,39 @@ def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key, value in pairs:
             if key in result:
-                raise _bad(path, f"names {key!r} twice in its header; it is corrupt or hostile.")
+                raise _file_error(path, f"names {key!r} twice in its header; it is corrupt or hostile.")
             result[key] = value
         return result
 
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-        raise _bad(path, "has no readable header; it is not a safetensors file or is corrupt.") from None
+    except (ValueError, RecursionError):  # a number of more than 4,300 digits is a plain ValueError
+        raise _file_error(
+            path, "has no readable header; it is not a safetensors file or is corrupt."
+        ) from None
     if not isinstance(header, dict):
-        raise _bad(path, "has a header that is not a JSON object; it is corrupt.")
+        raise _file_error(path, "has a header that is not a JSON object; it is corrupt.")
     header.pop("__metadata__", None)
     return header
 
 
 def _entry(path: Path, name: str, raw: Any, begin: int) -> TensorEntry:
     def refuse(problem: str) -> CheckpointError:
-        return _bad(path, f"describes tensor {name!r} wrongly: {problem}.")
+        return _file_error(path, f"describes tensor {name!r} wrongly: {problem}.")
 
     if not isinstance(raw, dict) or set(raw) != {"dtype", "shape", "data_offsets"}:
         raise refuse("it needs exactly dtype, shape and data_offsets")
     dtype, shape, offsets = raw["dtype"], raw["shape"], raw["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BITS:
         raise refuse(f"dtype {dtype!r} is not known")
     if not _whole_numbers(shape) or len(shape) > _MAX_DIMENSIONS:
         raise refuse(f"shape {str(shape)[:80]} is not a list of sizes")
     if not _whole_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise refuse(f"data_offsets {str(offsets)[:80]} are not two rising numbers")
-    nbytes = math.prod(shape) * ITEM_BYTES[dtype]
+    bits = math.prod(shape) * ITEM_BITS[dtype]
+    if bits % 8:
+        raise refuse(f"its {math.prod(shape)} numbers of {ITEM_BITS[dtype]} bits are not whole bytes")
+    nbytes = bits // 8
     if offsets[1] - offsets[0] != nbytes:
         raise refuse(f"its shape needs {nbytes} bytes, its offsets span {offsets[1] - offsets[0]}")
     return TensorEntry(name, dtype, tuple(shape), path, begin + offsets[0], nbytes)
@@ -204,16 +215,16 @@ def _whole_numbers(value: Any) -> bool:
 
 
 def _check_layout(path: Path, entries: list[TensorEntry], begin: int, file_bytes: int) -> None:
-    """The tensors must fill the file from the header to its end, without gap or overlap."""
+    """Refuse tensors that do not fill the file from the header to its end without gap or overlap."""
     position = begin
     for entry in sorted(entries, key=lambda e: (e.start, e.nbytes)):
         if entry.start != position:
-            raise _bad(path, f"has a gap or an overlap at tensor {entry.name!r}; it is corrupt.")
+            raise _file_error(path, f"has a gap or an overlap at tensor {entry.name!r}; it is corrupt.")
         position += entry.nbytes
     if position > file_bytes:
-        raise _bad(
+        raise _file_error(
             path,
             f"is truncated: its tensors need {position} bytes, it has {file_bytes}. Download it again.",
         )
     if position < file_bytes:
-        raise _bad(path, f"has {file_bytes - position} bytes after its last tensor; it is corrupt.")
+        raise _file_error(path, f"has {file_bytes - position} bytes after its last tensor; it is corrupt.")

@@ -1,4 +1,4 @@
-"""From a stack to the released layout, shard by shard."""
+"""Save a transformer in the released layout, shard by shard."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from dgemma.checkpoint.names import tensor_specs
 from dgemma.checkpoint.safetensors_file import TensorToWrite, read_chunks, write_file
 from dgemma.checkpoint.source import CheckpointSource
 from dgemma.errors import CheckpointError, InputError
-from dgemma.model.coded_weight import CodedWeight
-from dgemma.model.stack import Stack
+from dgemma.model.quantized_linear import QuantizedWeight
+from dgemma.model.transformer import Transformer
 
 _DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def save(
-    stack: Stack,
+    transformer: Transformer,
     path: str | Path,
     source: CheckpointSource | None = None,
     *,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Write `stack`, and from `source` what was kept aside and the companion files."""
-    if any(isinstance(module, CodedWeight) for module in stack.modules()):
+    """Write `transformer`, and from `source` the vision tensors and the companion files."""
+    if any(isinstance(module, QuantizedWeight) for module in transformer.modules()):
         raise InputError("this model is quantized; copy its directory. Only plain weights are written anew.")
     tensors = []
-    for spec in tensor_specs(stack.config):
-        tensor = _at(stack, spec.path)
+    for spec in tensor_specs(transformer.config):
+        tensor = _at(transformer, spec.path)
         dtype = _DTYPE_NAMES[tensor.dtype]
         tensors.append(TensorToWrite(spec.name, dtype, spec.shape, _bytes_of(tensor)))
-    config = stack.config.to_json()
+    config = transformer.config.to_json()
     companions: list[Path] = []
     if source is not None:
         config = dict(source.raw_config)
@@ -46,7 +46,7 @@ def save(
         tensors += [
             TensorToWrite(e.name, e.dtype, e.shape, partial(read_chunks, e)) for e in source.kept_aside
         ]
-    config["dtype"] = str(stack.embedding.dtype).removeprefix("torch.")
+    config["dtype"] = str(transformer.embedding.dtype).removeprefix("torch.")
     write_checkpoint(path, config, tensors, companions, max_shard_bytes=max_shard_bytes)
 
 
@@ -62,7 +62,7 @@ def write_checkpoint(
     """Write configuration, weights and companion files into a new or empty directory."""
     directory = Path(path)
     if max_shard_bytes < 1:
-        raise InputError(f"max_shard_bytes is {max_shard_bytes}; it must be positive.")
+        raise InputError.about("max_shard_bytes", f"is {max_shard_bytes}; it must be positive.")
     refuse_taken(directory)
     shards = list(_shards(tensors, max_shard_bytes))
     try:
@@ -75,7 +75,7 @@ def write_checkpoint(
             _write_shards(directory, shards, on_bytes)
     except OSError as error:
         raise CheckpointError(f"{directory} cannot be written: {error.strerror}.") from error
-    # Last: a directory with a config.json is a whole checkpoint.
+    # Last: config.json marks the checkpoint as complete.
     write_config(directory, config)
 
 
@@ -88,7 +88,7 @@ def write_config(directory: Path, config: dict[str, Any]) -> None:
 
 
 def refuse_taken(directory: Path) -> None:
-    """A checkpoint is never overwritten: a half-written one would look like either."""
+    """Refuse a directory that holds a checkpoint: overwriting could leave a mixture of two."""
     if directory.exists() and not directory.is_dir():
         raise CheckpointError(f"{directory} is a file; give a directory.")
     if (directory / "config.json").exists() or any(directory.glob("*.safetensors")):
@@ -126,9 +126,9 @@ def _shards(tensors: Iterable[TensorToWrite], max_shard_bytes: int) -> Iterator[
     yield shard
 
 
-def _at(stack: Stack, path: str) -> Tensor:
+def _at(transformer: Transformer, path: str) -> Tensor:
     parent_path, _, leaf = path.rpartition(".")
-    tensor = getattr(stack.get_submodule(parent_path), leaf)
+    tensor = getattr(transformer.get_submodule(parent_path), leaf)
     assert isinstance(tensor, Tensor), path
     return tensor
 

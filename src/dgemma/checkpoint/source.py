@@ -1,4 +1,4 @@
-"""A checkpoint directory, opened and checked, with nothing loaded yet. Imports no torch."""
+"""Open and check a checkpoint directory without loading tensors. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from dgemma.checkpoint.names import VISION_PREFIXES, TensorSpec, tensor_specs
-from dgemma.checkpoint.quantized.entries import CodedEntry, take_coded
-from dgemma.checkpoint.quantized.formats import Format
-from dgemma.checkpoint.quantized.recipe import formats_of
+from dgemma.checkpoint.quantized.quantization_config import schemes_from_config
+from dgemma.checkpoint.quantized.schemes import QuantizationScheme
+from dgemma.checkpoint.quantized.tensor_index import QuantizedEntry, take_quantized
 from dgemma.checkpoint.safetensors_file import TensorEntry, read_chunks, read_entries
 from dgemma.errors import CheckpointError, ConfigError, suggestion
 from dgemma.model.config import ModelConfig
 
-# Small files that travel with the weights.
+# Small files that are copied with the weights.
 COMPANION_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
@@ -28,40 +28,40 @@ _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 
 @dataclass(frozen=True)
 class CheckpointSource:
-    """What stands on disk: configuration, and where each tensor lies."""
+    """A checkpoint on disk: its configuration and the file entry of each tensor."""
 
     path: Path
     raw_config: dict[str, Any]
     config: ModelConfig
-    entries: dict[str, TensorEntry]  # our plain tensors, by their first released name
-    coded: dict[str, CodedEntry] = field(repr=False)  # our quantized ones
+    entries: dict[str, TensorEntry]  # plain tensors, by their first released name
+    quantized: dict[str, QuantizedEntry] = field(repr=False)  # quantized tensors, by the same name
     tied: list[tuple[TensorEntry, TensorEntry]] = field(repr=False)  # (first, copy)
-    kept_aside: list[TensorEntry] = field(repr=False)  # the vision tower, not loaded
+    kept_aside: list[TensorEntry] = field(repr=False)  # tensors of the vision tower, which are not loaded
 
     @property
     def nbytes(self) -> int:
-        """Of all that is loaded."""
+        """Bytes of all tensors that are loaded."""
         plain = sum(entry.nbytes for entry in self.entries.values())
-        return plain + sum(entry.nbytes for entry in self.coded.values())
+        return plain + sum(entry.nbytes for entry in self.quantized.values())
 
     @property
     def files(self) -> set[Path]:
-        pieces = (piece for entry in self.coded.values() for piece in entry.pieces)
-        coded = (entry for piece in pieces for entry in piece.entries.values())
-        return {entry.file for entry in (*self.entries.values(), *coded)}
+        modules = (module for entry in self.quantized.values() for module in entry.modules)
+        quantized = (entry for module in modules for entry in module.entries.values())
+        return {entry.file for entry in (*self.entries.values(), *quantized)}
 
     @property
     def quantized_from(self) -> str | None:
-        """The fingerprint of what `dgemma quantize` made this from."""
-        ours = self.raw_config.get("dgemma")
-        found = ours.get("quantized_from") if isinstance(ours, dict) else None
+        """The fingerprint of the checkpoint that `dgemma quantize` made this one from."""
+        metadata = self.raw_config.get("dgemma")
+        found = metadata.get("quantized_from") if isinstance(metadata, dict) else None
         return found if isinstance(found, str) else None
 
     def require_plain(self, purpose: str) -> None:
-        if self.coded:
-            form = next(iter(self.coded.values())).form.name
+        if self.quantized:
+            scheme = next(iter(self.quantized.values())).scheme.name
             raise CheckpointError(
-                f"{self.path} is quantized ({form}); {purpose} needs the plain checkpoint it was made from."
+                f"{self.path} is quantized ({scheme}); {purpose} needs the plain checkpoint it was made from."
             )
 
     @property
@@ -70,20 +70,20 @@ class CheckpointSource:
 
 
 def open_checkpoint(path: str | Path) -> CheckpointSource:
-    """Read configuration and headers, and refuse anything that would not load."""
+    """Read the configuration and the headers of a checkpoint, and refuse one that cannot be loaded."""
     directory = Path(path)
     raw, config = read_config(directory)
     found = _read_index(directory)
     specs = list(tensor_specs(config))
-    formats = _formats(directory, raw)
+    schemes = _schemes(directory, raw)
     entries: dict[str, TensorEntry] = {}
-    coded: dict[str, CodedEntry] = {}
+    quantized: dict[str, QuantizedEntry] = {}
     tied: list[tuple[TensorEntry, TensorEntry]] = []
     missing: list[str] = []
     for spec in specs:
-        quantized = take_coded(spec, found, formats, tied) if formats else None
-        if quantized is not None:
-            coded[spec.name] = quantized
+        found_entry = take_quantized(spec, found, schemes, tied) if schemes else None
+        if found_entry is not None:
+            quantized[spec.name] = found_entry
             continue
         present = [found.pop(n) for n in (spec.name, *spec.tied_names) if n in found]
         if not present:
@@ -96,21 +96,21 @@ def open_checkpoint(path: str | Path) -> CheckpointSource:
     kept_aside = [e for name, e in found.items() if name.startswith(VISION_PREFIXES)]
     extra = [name for name in found if not name.startswith(VISION_PREFIXES)]
     _refuse_missing_and_extra(directory, missing, extra, [spec.name for spec in specs])
-    return CheckpointSource(directory, raw, config, entries, coded, tied, kept_aside)
+    return CheckpointSource(directory, raw, config, entries, quantized, tied, kept_aside)
 
 
-def _formats(directory: Path, raw: dict[str, Any]) -> tuple[Format, ...]:
-    beside = directory / "hf_quant_config.json"  # where modelopt writes it, and at first only there
+def _schemes(directory: Path, raw: dict[str, Any]) -> tuple[QuantizationScheme, ...]:
+    beside = directory / "hf_quant_config.json"  # of modelopt; its older versions write only this file
     if raw.get("quantization_config") is None and beside.is_file():
         raw = {"quantization_config": {"quant_method": "modelopt", **read_json(beside)}}
     try:
-        return formats_of(raw)
+        return schemes_from_config(raw)
     except ConfigError as error:
         raise ConfigError(f"{directory}: {error}") from None
 
 
 def read_config(path: str | Path) -> tuple[dict[str, Any], ModelConfig]:
-    """`config.json` of a directory, or the file itself: its dictionary and what it means."""
+    """The dictionary of a `config.json` and its ModelConfig. `path`: the file or its directory."""
     file = Path(path)
     if not file.exists():
         raise CheckpointError(f"{file} does not exist; give the directory of a checkpoint.")
@@ -140,7 +140,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def check_tied_copies(source: CheckpointSource) -> None:
-    """A tied tensor that is stored twice must be the same twice; else the file is not tied."""
+    """Refuse a checkpoint whose copies of a tied tensor differ."""
     for first, copy in source.tied:
         same = first.dtype == copy.dtype and all(
             a == b for a, b in zip(read_chunks(first), read_chunks(copy), strict=True)
@@ -184,15 +184,14 @@ def _read_index(directory: Path) -> dict[str, TensorEntry]:
         for entry in read_entries(files[file_name]):
             if entry.name in found:
                 raise CheckpointError(
-                    f"tensor {entry.name!r} stands in {found[entry.name].file.name} and in "
+                    f"tensor {entry.name!r} is in {found[entry.name].file.name} and in "
                     f"{file_name}; the shards are from different saves."
                 )
             found[entry.name] = entry
     for name, file_name in weight_map.items():
         if name not in found or found[name].file.name != file_name:
             raise CheckpointError(
-                f"{index} says that {name!r} is in {file_name}, but it is not; the shard is from "
-                "another save."
+                f"{index} lists {name!r} in {file_name}, but it is not there; the shard is from another save."
             )
     return found
 
@@ -200,8 +199,8 @@ def _read_index(directory: Path) -> dict[str, TensorEntry]:
 def _check_entry(entry: TensorEntry, spec: TensorSpec) -> None:
     if entry.shape != spec.shape:
         raise CheckpointError(
-            f"{entry.file}: tensor {entry.name!r} has shape {list(entry.shape)}; config.json asks "
-            f"for {list(spec.shape)}. Weights and config.json do not belong together."
+            f"{entry.file}: tensor {entry.name!r} has shape {list(entry.shape)}; config.json requires "
+            f"{list(spec.shape)}. Weights and config.json do not belong together."
         )
     if entry.dtype not in FLOAT_DTYPES:
         raise CheckpointError(

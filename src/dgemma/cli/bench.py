@@ -2,7 +2,7 @@
 
 Every canvas takes exactly --steps steps, whatever the model would write, and speed counts committed tokens,
 end to end. With Transformers installed the reference runs in turn on the same weights: trust the ratio more
-than the seconds, and look at the spread. Both models are then in memory at once."""
+than the seconds, and read the spread. Both models are then in memory at once."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
     parser.add_argument("--adapter", metavar="DIR", help="a LoRA adapter; the reference runs without it")
-    parser.add_argument("--exact", action="store_true", help="the way whose bits do not depend on the batch")
-    parser.add_argument("--compile", action="store_true", help="fuse the vocabulary end")
+    parser.add_argument("--exact", action="store_true", help="the same bits in any batch (slower)")
+    parser.add_argument("--compile", action="store_true", help="compile the vocabulary scan")
     parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
 
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             print("Transformers with DiffusionGemma is not installed: no reference.", file=sys.stderr)
         else:
             reference = TimedReference(loaded)
-    found = run_bench(lm, reference, plan, say=lambda line: print(line, file=sys.stderr, flush=True))
+    found = run_bench(lm, reference, plan, log=lambda line: print(line, file=sys.stderr, flush=True))
     machine = inspect_machine()
     found["machine"] = {"processor": machine.processor, "cores": machine.cores}
     found["versions"] = {name: version for name, version in package_versions().items() if version}

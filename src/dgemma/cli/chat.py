@@ -12,17 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dgemma.cli.form_options import add_form_arguments, form_options
-from dgemma.cli.generation_options import (
+from dgemma.cli.options import (
     add_generation_arguments,
+    add_response_format_arguments,
     check_text,
     generation_options,
     keep_undecodable_input,
     load_model,
-    open_answer_view,
-    show_answer,
-    stats,
+    response_format_options,
 )
+from dgemma.cli.views.answer_view import open_answer_view, show_answer, stats
 from dgemma.errors import DgemmaError, InputError, suggestion
 from dgemma.params import GenerationParams
 
@@ -38,7 +37,7 @@ EXAMPLES = (
 COMMANDS = {
     "/new": "start over",
     "/seed N": "the seed of the answers to come; without N each draws its own",
-    "/system TEXT": "how the model shall behave from now on; without TEXT as it likes",
+    "/system TEXT": "system text from now on; without TEXT none",
     "/save FILE.json": "write the conversation to a file",
     "/help": "this list",
     "/quit": "end; so does Ctrl-D",
@@ -55,17 +54,22 @@ _HELP_PAGE = "\n".join(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, or a hub name")
     add_generation_arguments(parser)
-    add_form_arguments(parser)
+    add_response_format_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     options = generation_options(args)
-    form = form_options(args, reads_stdin=True)
+    response_format = response_format_options(args, reads_stdin=True)
     lm = load_model(args)
     if not lm.has_chat_template:
         raise InputError(f"{args.model} has no chat template; use `dgemma generate --raw`.")
     conversation = Conversation(
-        lm, options, args.system, form=form, thinking=args.thinking, with_stats=args.stats
+        lm,
+        options,
+        args.system,
+        response_format=response_format,
+        thinking=args.thinking,
+        with_stats=args.stats,
     )
     keep_undecodable_input()
     typed = sys.stdin.isatty()
@@ -86,16 +90,16 @@ def run(args: argparse.Namespace) -> int:
             break
         try:
             if not conversation.take(line) and not typed:
-                return 130  # a script is to end, a person goes on
+                return 130  # a script ends; an interactive user continues
         except DgemmaError as error:
             num_errors += 1
             print(f"dgemma chat: {error}", file=sys.stderr, flush=True)
-    # A person has read the errors; a script reads the status.
+    # An interactive user has read the errors; a script reads the exit status.
     return 1 if num_errors and not typed else 0
 
 
 class Conversation:
-    """The turns so far, and what the next answer is asked for."""
+    """The turns so far, and the options of the next answer."""
 
     def __init__(
         self,
@@ -103,14 +107,14 @@ class Conversation:
         options: dict[str, Any],
         system: str | None,
         *,
-        form: dict[str, Any] | None = None,
+        response_format: dict[str, Any] | None = None,
         thinking: bool = False,
         with_stats: bool = False,
     ) -> None:
         self.lm = lm
         self.options = options
         self.system = system
-        self.form = form or {}  # of every answer
+        self.response_format = response_format or {}  # of every answer
         self.thinking = thinking
         self.with_stats = with_stats
         self.turns: list[dict[str, Any]] = []
@@ -122,10 +126,10 @@ class Conversation:
         return [*system, *self.turns]
 
     def take(self, line: str) -> bool:
-        """Obey a command, or answer a turn; an empty line is neither. -> False if Ctrl-C ended it."""
+        """Run a command or answer a turn; ignore an empty line. -> False if Ctrl-C ended the answer."""
         line = check_text(line)
         if line.startswith("/"):
-            self._obey(*line.strip().partition(" ")[::2])
+            self._run_command(*line.strip().partition(" ")[::2])
         elif line.strip():
             return self._answer(line.strip())
         return True
@@ -140,11 +144,11 @@ class Conversation:
                 thinking=self.thinking,
                 drafts=view.live,
                 **self.options,
-                **self.form,
+                **self.response_format,
             ),
         )
         if text or answer is not None:
-            # What was final when Ctrl-C came stands on the screen, so it stays in the conversation.
+            # Text committed before Ctrl-C is on the screen, so it stays in the conversation.
             self.turns += [turn, {"role": "assistant", "content": text}]
         if answer is None:
             print("dgemma chat: interrupted", file=sys.stderr)
@@ -152,20 +156,20 @@ class Conversation:
             print(stats(answer), file=sys.stderr)
         return answer is not None
 
-    def _obey(self, command: str, rest: str) -> None:
+    def _run_command(self, command: str, rest: str) -> None:
         rest = rest.strip()
         if command == "/new":
             self.turns = []
-            self._tell("a new conversation")
+            self._notify("a new conversation")
         elif command == "/seed":
             self._set_seed(rest)
         elif command == "/system":
             self.system = rest or None
-            self._tell("the model is told so from now on" if rest else "no system text")
+            self._notify("the system text applies from now on" if rest else "no system text")
         elif command == "/save":
             self._save(rest)
         elif command == "/help":
-            self._tell(_HELP_PAGE)
+            self._notify(_HELP_PAGE)
         else:
             names = [usage.split()[0] for usage in COMMANDS]
             raise InputError(f"unknown command {command!r}{suggestion(command, names)} /help lists them.")
@@ -180,7 +184,7 @@ class Conversation:
             options["seed"] = seed
         GenerationParams.make(**options)
         self.options = options
-        self._tell("each answer draws its seed" if seed is None else f"seed {seed}")
+        self._notify("each answer draws its seed" if seed is None else f"seed {seed}")
 
     def _save(self, name: str) -> None:
         if not name:
@@ -195,10 +199,10 @@ class Conversation:
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}. Choose another place.") from None
         self._saved.add(path)
-        self._tell(f"{len(self.turns)} messages in {path}")
+        self._notify(f"{len(self.turns)} messages in {path}")
 
-    def _tell(self, notice: str) -> None:
-        """Notices go to stderr: stdout holds the answers alone."""
+    def _notify(self, notice: str) -> None:
+        """Notices go to stderr; stdout holds only the answers."""
         print(notice, file=sys.stderr)
 
 
@@ -208,7 +212,7 @@ def _enable_editing() -> None:
 
 
 def _read_turn() -> str:
-    """A turn from a person; each trailing backslash takes one more line."""
+    """A turn typed at a terminal; each trailing backslash continues it on the next line."""
     parts = [_ask("> ")]
     while parts[-1].endswith("\\"):
         parts[-1] = parts[-1][:-1]

@@ -1,28 +1,45 @@
 """Answer questions about a text: how likely each of the answers you allow is.
 
-INPUT is a text, @FILE or - for stdin. --ask alone is a question of yes or no; --choices or --levels behind it
+INPUT is a text, @FILE or - for stdin. --ask alone is a question of yes or no; --choices or --levels after it
 name its answers. All questions are answered together. Without MODEL the bundled text model is used.
 
-Probabilities mean what they say after a calibration: --fit fits one on --examples, lines of
+Calibrated probabilities match observed frequencies: --fit fits one on --examples, lines of
 {"input": ..., "question": index or name (default: 0), "label": the right answer}. Every second example is
-held out, and tells what the calibration is worth. --calibration uses it."""
+held out and measures the calibration. --calibration applies it."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dgemma.cli.calibration_fit import fit_calibration
-from dgemma.cli.canvas_options import MODEL, add_model_arguments, add_words, given_words, looks_like_a_model
-from dgemma.cli.decision_view import show_decisions
-from dgemma.cli.generation_options import check_text, load_model
-from dgemma.cli.questions import add_question_arguments, read_questions
+from dgemma.cli.options import (
+    MODEL,
+    add_model_arguments,
+    add_positionals,
+    check_text,
+    given_positionals,
+    load_model,
+    looks_like_a_model,
+)
+from dgemma.cli.questions import LabelledExample, add_question_arguments, read_examples, read_questions
 from dgemma.cli.text_file import STDIN, read_text_file
+from dgemma.cli.views.progress import count_progress
+from dgemma.cli.views.tables import Table, show
+from dgemma.cli.views.terminal import printable
 from dgemma.errors import InputError
 from dgemma.params import MAX_STEPS, GenerationParams
+
+if TYPE_CHECKING:
+    from dgemma import LanguageModel
+    from dgemma.tasks.calibration import Calibration, Labelled
+    from dgemma.tasks.decide import Decision, Question
+
 
 HELP = "answer questions about a text, with probabilities"
 EXAMPLES = (
@@ -41,7 +58,7 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_words(
+    add_positionals(
         parser,
         ("INPUT", "MODEL INPUT", "[MODEL] --fit OUT --examples FILE"),
         (
@@ -61,28 +78,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--draws", type=int, default=4, metavar="N", help="canvases of noise that are averaged (default: 4)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
-    add_model_arguments(parser, seed=0)  # who asks again gets the same answer
+    add_model_arguments(parser, seed=0)  # a fixed seed: the same question gets the same answer
 
 
 def run(args: argparse.Namespace) -> int:
-    words = given_words(args)
+    positionals = given_positionals(args)
     if (args.fit is None) != (args.examples is None):
         args.parser.error("--fit and --examples go together")
     if args.fit is not None:
         if args.calibration is not None:
             args.parser.error("--fit makes a calibration; --calibration uses one. Give one of them")
-        if len(words) > 1:
+        if len(positionals) > 1:
             args.parser.error("with --fit there is no INPUT; the examples have their own")
-        args.model = words[0] if words else MODEL
+        args.model = positionals[0] if positionals else MODEL
         return fit_calibration(args, read_questions(args), _options(args))
-    if not words or (len(words) == 1 and looks_like_a_model(words[0])):
+    if not positionals or (len(positionals) == 1 and looks_like_a_model(positionals[0])):
         args.parser.error("no INPUT; give INPUT, or MODEL and INPUT")
-    args.model, given = [MODEL, *words][-2:]
+    args.model, given = [MODEL, *positionals][-2:]
     return _decide(args, given)
 
 
 def _decide(args: argparse.Namespace, given: str) -> int:
-    from dgemma.canvas.calibration import Calibration
+    from dgemma.tasks.calibration import Calibration
 
     options = _options(args)
     questions = read_questions(args)
@@ -131,3 +148,137 @@ def _is_file(text: str) -> bool:
         return Path(text).is_file()
     except (OSError, ValueError):  # a text that no file could be called
         return False
+
+
+_FIGURES = ("accuracy", "error_before", "error_after")
+
+
+def fit_calibration(args: argparse.Namespace, questions: Sequence[Question], options: dict[str, Any]) -> int:
+    """`dgemma decide --fit`: fit a temperature on every second example, write it, and report both halves."""
+    from dgemma.tasks.calibration import fit
+
+    examples = read_examples(args.examples, questions)
+    _check_out(args.fit)
+    labelled = _judged(load_model(args), examples, questions, options)
+    fitted, held_out = labelled[::2], labelled[1::2]
+    calibration = fit(fitted)
+    try:
+        calibration.save(args.fit)
+    except OSError as error:
+        raise InputError(f"{args.fit} cannot be written: {error.strerror}.") from None
+    halves = {"fitted": _figures(fitted, calibration), "held_out": _figures(held_out, calibration)}
+    if args.json:
+        print(json.dumps({"file": args.fit, "temperature": calibration.temperature, **halves}))
+        return 0
+    rows = [
+        [name.replace("_", " "), str(half["examples"]), *(f"{half[figure]:.3f}" for figure in _FIGURES)]
+        for name, half in halves.items()
+    ]
+    header = ("examples", "n", *(figure.replace("_", " ") for figure in _FIGURES))
+    facts = [["temperature", f"{calibration.temperature:.3f}"], ["written", args.fit]]
+    show([Table(header=header, rows=rows), Table(header=(), rows=facts, num_text_columns=2)])
+    return 0
+
+
+def _judged(
+    lm: LanguageModel,
+    examples: Sequence[LabelledExample],
+    questions: Sequence[Question],
+    options: dict[str, Any],
+) -> list[Labelled]:
+    """The model's probabilities of each example, with all questions in one canvas as `decide` has them."""
+    known: dict[str, list[tuple[float, ...]]] = {}
+    labelled: list[Labelled] = []
+    with count_progress("decide", len(examples), "examples") as advance:
+        for example in examples:
+            if example.input not in known:
+                decisions = lm.decide(example.input, questions, **options)
+                known[example.input] = [decision.probabilities for decision in decisions]
+            labelled.append((known[example.input][example.question], example.right))
+            advance(())
+    return labelled
+
+
+def _figures(labelled: Sequence[Labelled], calibration: Calibration) -> dict[str, Any]:
+    from dgemma.tasks.calibration import expected_calibration_error
+
+    after = [(calibration.apply(probabilities), right) for probabilities, right in labelled]
+    hits = sum(probabilities.index(max(probabilities)) == right for probabilities, right in labelled)
+    return {
+        "examples": len(labelled),
+        "accuracy": hits / len(labelled),
+        "error_before": expected_calibration_error(labelled),
+        "error_after": expected_calibration_error(after),
+    }
+
+
+def _check_out(out: str) -> None:
+    """Refuse a path that cannot be written, or that holds another kind of file, before long work."""
+    from dgemma.tasks.calibration import Calibration
+
+    path = Path(out)
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        raise InputError(f"{out} cannot be written; give the name of a file in a directory you may write.")
+    if path.exists():
+        try:
+            Calibration.load(path)
+        except InputError:
+            raise InputError(f"{out} exists and is not a calibration; choose another name.") from None
+
+
+_HEADER = ("question", "answer", "", "probability")
+_BAR_CELLS = 20
+
+
+def show_decisions(decisions: Sequence[Decision]) -> None:
+    """A row for each choice of each question, the most probable one marked; for levels also their mean."""
+    if sys.stdout.isatty():
+        _draw(decisions)
+        return
+    rows = [row[:4] for decision in decisions for row in _rows(decision)]
+    show([Table(header=_HEADER, rows=rows, num_text_columns=3)])
+
+
+def _rows(decision: Decision) -> Iterator[tuple[str, str, str, str, float | None]]:
+    """Question, answer, mark, figure, and how long a bar it has."""
+    question = decision.question
+    title = " ".join((question.name or question.instructions).split())
+    for number, (choice, probability) in enumerate(
+        zip(question.choices, decision.probabilities, strict=True)
+    ):
+        mark = "*" if number == decision.index else ""
+        yield title, " ".join(choice.label.split()), mark, f"{probability:.3f}", probability
+    if question.kind == "score":
+        yield title, f"score, 0 to {len(question.choices) - 1}", "", f"{decision.score:.3f}", None
+
+
+def _draw(decisions: Sequence[Decision]) -> None:
+    """Each question stands once, and its bars are whole in a narrow window too."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    console = Console()
+    drawn = RichTable(box=box.SIMPLE_HEAD)
+    drawn.add_column("question")
+    drawn.add_column("answer")
+    drawn.add_column("")
+    drawn.add_column("", no_wrap=True, min_width=_BAR_CELLS)
+    drawn.add_column("probability", justify="right", no_wrap=True, min_width=len("probability"))
+    for decision in decisions:
+        for number, (title, answer, mark, figure, probability) in enumerate(_rows(decision)):
+            bar = "" if probability is None else _bar(probability, console.encoding)
+            cells = ("" if number else title, answer, mark, bar, figure)
+            drawn.add_row(*(Text(printable(cell, console.encoding)) for cell in cells))
+    console.print(drawn)
+
+
+def _bar(probability: float, encoding: str) -> str:
+    full, empty = "█", "░"
+    try:
+        (full + empty).encode(encoding)
+    except UnicodeError:
+        full, empty = "#", "."
+    cells = round(probability * _BAR_CELLS)
+    return full * cells + empty * (_BAR_CELLS - cells)

@@ -1,4 +1,4 @@
-"""Say what this machine has for running models, and what that means."""
+"""Report this machine's processor, memory and devices, and what they mean for running models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from dgemma.machine import Machine, TorchFacts, inspect_machine, package_versions, torch_facts
+from dgemma.machine import MachineFacts, TorchFacts, inspect_machine, package_versions, torch_facts
 
 HELP = "what this machine has, and what that means"
 EXAMPLES = "example:\n  dgemma doctor --json"
@@ -17,10 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dgemma.model.kernels.few_bits import why_not
+    from dgemma.model.kernels.quantized_matmul import unavailable_reason
 
     machine, torch, versions = inspect_machine(), torch_facts(), package_versions()
-    no_kernel = why_not()
+    no_kernel = unavailable_reason()
     advice = what_it_means(machine, torch, no_kernel)
     if args.json:
         print(
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
                 {
                     "machine": asdict(machine),
                     "torch": asdict(torch),
-                    "few_bits_kernel": no_kernel is None,
+                    "quantized_kernel": no_kernel is None,
                     "versions": versions,
                     "advice": advice,
                 },
@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def what_it_means(machine: Machine, torch: TorchFacts, no_kernel: str | None) -> list[str]:
-    """Plain advice, each line from one fact. no_kernel: why products on a few bits' codes cannot run here."""
+def what_it_means(machine: MachineFacts, torch: TorchFacts, no_kernel: str | None) -> list[str]:
+    """Plain advice, each line from one fact. no_kernel: why quantized products cannot run here."""
     advice = []
     if torch.cuda_devices:
         advice.append("CUDA is there: load with device='cuda', dtype='bfloat16'.")

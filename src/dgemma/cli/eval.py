@@ -14,15 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dgemma.cli import report_view
-from dgemma.cli.generation_options import add_generation_arguments, generation_options, load_model
-from dgemma.cli.progress import FirstFailures, count_progress
+from dgemma.cli.options import add_generation_arguments, generation_options, load_model
+from dgemma.cli.views import tables
+from dgemma.cli.views.progress import FirstFailures, count_progress
 from dgemma.errors import InputError
-from dgemma.evaluation.comparison import compare
-from dgemma.evaluation.plan import Plan
-from dgemma.evaluation.report import Report
-from dgemma.evaluation.result import Result
-from dgemma.evaluation.results_file import StoredRun, differences, read_results
+from dgemma.evaluation.intervals import require_scipy
+from dgemma.evaluation.report import EvaluationReport, compare
+from dgemma.evaluation.results import ExampleResult, StoredRun, differences, read_results
+from dgemma.evaluation.task import EvaluationPlan
 from dgemma.evaluation.tasks.registry import BUNDLED_MODELS, open_task
 from dgemma.sudoku.puzzles import BANDS
 
@@ -58,9 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dgemma.evaluation.runner import Evaluation  # imports torch
 
-    # All that can be refused is refused before a large model is loaded.
+    # Check everything that can be checked before a large model is loaded.
+    require_scipy()
     options = generation_options(args)
-    plan = Plan(
+    plan = EvaluationPlan(
         limit=args.limit,
         batch=args.batch,
         seed=options.pop("seed", None),
@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     other = None if args.compare is None else read_results(args.compare)
     model = args.model if args.adapter is None else f"{args.model} with {args.adapter}"
     evaluation = Evaluation(load_model(args), task, plan, out=args.out, model=model)
-    if evaluation.num_held:
-        print(f"going on from {args.out}, which has {evaluation.num_held} results", file=sys.stderr)
+    if evaluation.num_stored:
+        print(f"going on from {args.out}, which has {evaluation.num_stored} results", file=sys.stderr)
     status = 0
     try:
         with _progress(evaluation.total) as advance:
@@ -110,7 +110,7 @@ def _name_model_and_task(args: argparse.Namespace) -> None:
         args.task = f"sudoku:{args.band}"
 
 
-def _print(args: argparse.Namespace, report: Report, other: StoredRun | None) -> None:
+def _print(args: argparse.Namespace, report: EvaluationReport, other: StoredRun | None) -> None:
     compared = None if other is None else compare(other.results.values(), report.results)
     changed = [] if other is None else differences(report.settings, other.settings)
     if args.json:
@@ -123,24 +123,24 @@ def _print(args: argparse.Namespace, report: Report, other: StoredRun | None) ->
             }
         print(json.dumps(found))
         return
-    tables = [report_view.score_table(report), report_view.fact_table(report)]
+    shown = [tables.score_table(report), tables.fact_table(report)]
     if args.group:
-        tables.append(report_view.group_table(report))
+        shown.append(tables.group_table(report))
         if not report.groups:
             print(f"task {report.task!r} has no groups", file=sys.stderr)
     if compared is not None:
-        tables.append(report_view.comparison_table(compared))
-    report_view.show(tables)
+        shown.append(tables.comparison_table(compared))
+    tables.show(shown)
     if changed:
         print("compared with other settings: " + "; ".join(changed), file=sys.stderr)
 
 
 @contextmanager
-def _progress(total: int | None) -> Iterator[Callable[[Result, bool], None]]:
+def _progress(total: int | None) -> Iterator[Callable[[ExampleResult, bool], None]]:
     """Yields `advance(result, with_stats)`."""
     failures = FirstFailures(more="more examples failed; --json and --out have all reasons")
 
-    def lines(result: Result, with_stats: bool) -> Iterator[str]:
+    def lines(result: ExampleResult, with_stats: bool) -> Iterator[str]:
         failure = None if result.failure is None else f"example {result.number} failed: {result.failure}"
         yield from failures.lines(failure)
         if with_stats:
@@ -150,7 +150,7 @@ def _progress(total: int | None) -> Iterator[Callable[[Result, bool], None]]:
         yield lambda result, with_stats: advance(lines(result, with_stats))
 
 
-def _stats(result: Result) -> str:
+def _stats(result: ExampleResult) -> str:
     scores = ", ".join(f"{name} {value:.3g}" for name, value in result.scores.items()) or "no scores"
     written = result.written
     if written is None:

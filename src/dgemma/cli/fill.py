@@ -1,8 +1,9 @@
-"""Fill the gaps of a text: what belongs between the words before a gap and those behind it.
+"""Fill the gaps of a text (infilling), conditioned on the text before and after each gap.
 
 FILE (- is stdin) marks each gap with <FILL>, or --line and --column name one place. Gaps are filled from
-first to last: each knows all text before it, fills included, and the text behind it up to the next gap.
-Without MODEL the bundled text model is used. The whole text is printed; every byte beside the gaps stays."""
+first to last: each is conditioned on all text before it, fills included, and on the text after it up to the
+next gap.
+Without MODEL the bundled text model is used. The whole text is printed; bytes outside the gaps stay."""
 
 from __future__ import annotations
 
@@ -13,18 +14,26 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dgemma.cli import paint
-from dgemma.cli.canvas_options import MODEL, add_model_arguments, add_words, given_words, looks_like_a_model
-from dgemma.cli.form_options import add_form_arguments, form_options
-from dgemma.cli.generation_options import check_text, load_model
-from dgemma.cli.progress import count_progress
+from dgemma.cli.options import (
+    MODEL,
+    add_model_arguments,
+    add_positionals,
+    add_response_format_arguments,
+    check_text,
+    given_positionals,
+    load_model,
+    looks_like_a_model,
+    response_format_options,
+)
 from dgemma.cli.text_file import TextFile, check_writable, read_text_file, write_text_file
+from dgemma.cli.views.progress import count_progress
+from dgemma.cli.views.terminal import StyledText, print_styled
 from dgemma.errors import InputError
 from dgemma.params import PRESETS, GenerationParams
 
 if TYPE_CHECKING:
     from dgemma import LanguageModel
-    from dgemma.canvas.fill import Filled
+    from dgemma.tasks.infill import Filled
 
 HELP = "fill the gaps of a text"
 EXAMPLES = (
@@ -39,14 +48,14 @@ EXAMPLES = (
     "  dgemma fill letter.txt --regex '[0-9]{1,2} (May|June)'"
 )
 MARKER = "<FILL>"
-# Characters that a token has on average, at most: beyond its context a model reads nothing.
+# Upper bound of the mean characters per token: text beyond the model's context is not tokenized.
 _CHARS_PER_TOKEN = 16
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gap:
-    """What was found for one gap, and where it stands in the result as the model reads it."""
+class FilledGap:
+    """The fill of one gap, and its span in the result text."""
 
     start: int
     stop: int
@@ -55,7 +64,7 @@ class Gap:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_words(
+    add_positionals(
         parser,
         ("FILE", "MODEL FILE"),
         (("MODEL", f"a checkpoint directory, or a hub name (default: {MODEL})"), ("FILE", "-: stdin")),
@@ -75,7 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens to try, as 2-8,12 (default: 1 to --max-tokens)",
     )
     how.add_argument("--keep", type=int, metavar="N", help="lengths that go on after one step (default: 4)")
-    how.add_argument("--no-heal", action="store_true", help="leave the words at the borders as they are")
+    how.add_argument(
+        "--no-heal", action="store_true", help="keep the tokens at the gap's borders (no token healing)"
+    )
     how.add_argument(
         "--method", choices=("lengths", "prompt"), help="try lengths, or ask in the chat template"
     )
@@ -83,8 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--max-denoising-steps", type=int, metavar="N", help="most steps per canvas (default: 48)"
     )
-    how.add_argument("--temperature", type=float, metavar="T", help="0: the likeliest (default: 1)")
-    add_form_arguments(parser)
+    how.add_argument("--temperature", type=float, metavar="T", help="0: argmax (default: 1)")
+    add_response_format_arguments(parser)
     out = parser.add_argument_group("what comes out").add_mutually_exclusive_group()
     out.add_argument("--only", action="store_true", help="print the fills alone, one per line")
     out.add_argument("--json", action="store_true", help="print one JSON object for a program")
@@ -93,28 +104,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    words = given_words(args)
-    if not words or (len(words) == 1 and looks_like_a_model(words[0])):
+    positionals = given_positionals(args)
+    if not positionals or (len(positionals) == 1 and looks_like_a_model(positionals[0])):
         args.parser.error("no FILE; give FILE, or MODEL and FILE")
-    args.model, path = [MODEL, *words][-2:]
+    args.model, path = [MODEL, *positionals][-2:]
     if args.write:
         check_writable(path)
-    form = form_options(args, reads_stdin=path == "-")
+    response_format = response_format_options(args, reads_stdin=path == "-")
     file = read_text_file(path)
     parts = _parts(args, file)
-    options = {**_options(args, len(parts) - 1), **form}
+    options = {**_options(args, len(parts) - 1), **response_format}
     text, gaps = _fill(load_model(args), parts, options)
     if args.write:
         write_text_file(file, text)
     if args.json:
-        print(json.dumps(_told(file, text, gaps, written=args.write)))
+        print(json.dumps(_to_json(file, text, gaps, written=args.write)))
     elif args.only:
         lines = (file.as_written(gap.filled.text).translate(_ESCAPES) for gap in gaps)
-        paint.show([(f"{line}\n", "") for line in lines])
+        print_styled([(f"{line}\n", "") for line in lines])
     elif args.write:
-        paint.show([(f"{file.name}: {len(gaps)} gap{'s' * (len(gaps) != 1)} filled\n", "")])
+        print_styled([(f"{file.name}: {len(gaps)} gap{'s' * (len(gaps) != 1)} filled\n", "")])
     else:
-        paint.show(_pieces(file, text, gaps))
+        print_styled(_styled_parts(file, text, gaps))
     return 0
 
 
@@ -122,7 +133,7 @@ def _parts(args: argparse.Namespace, file: TextFile) -> list[str]:
     """The text around the gaps: one part more than there are gaps."""
     if args.line is not None:
         if args.marker is not None:
-            raise InputError("--marker and --line both say where the gaps are; give one of them.")
+            raise InputError("--marker and --line both locate the gaps; give one of them.")
         at = _place(file, args.line, args.column)
         return [file.text[:at], file.text[at:]]
     if args.column is not None:
@@ -148,8 +159,8 @@ def _place(file: TextFile, line: int, column: int | None) -> int:
 
 
 def _options(args: argparse.Namespace, num_gaps: int) -> dict[str, Any]:
-    """The options that were given, checked before a large model is loaded for nothing."""
-    from dgemma.canvas.fill import FillOptions
+    """The options that were given, checked before a large model is loaded."""
+    from dgemma.tasks.infill import FillOptions
 
     search = {
         "max_tokens": args.max_tokens,
@@ -173,38 +184,38 @@ def _options(args: argparse.Namespace, num_gaps: int) -> dict[str, Any]:
     return {**search, **sampling}
 
 
-def _fill(lm: LanguageModel, parts: list[str], options: dict[str, Any]) -> tuple[str, list[Gap]]:
+def _fill(lm: LanguageModel, parts: list[str], options: dict[str, Any]) -> tuple[str, list[FilledGap]]:
     """The whole text, and its gaps. With a seed, each gap has the next one."""
     near = _CHARS_PER_TOKEN * lm.config.max_positions
     text, gaps = parts[0], []
     with count_progress("fill", len(parts) - 1, "gaps") as advance:
-        for number, behind in enumerate(parts[1:]):
+        for number, after in enumerate(parts[1:]):
             seed = {"seed": options["seed"] + number} if "seed" in options else {}
             began = time.perf_counter()
             try:
-                filled = lm.fill(text[-near:], behind[:near], **{**options, **seed})
+                filled = lm.fill(text[-near:], after[:near], **{**options, **seed})
             except InputError as error:
                 which = f"gap {number + 1} of {len(parts) - 1}: " if len(parts) > 2 else ""
                 raise InputError(f"{which}{error}") from None
             seconds = time.perf_counter() - began
             gaps.append(
-                Gap(start=len(text), stop=len(text) + len(filled.text), filled=filled, seconds=seconds)
+                FilledGap(start=len(text), stop=len(text) + len(filled.text), filled=filled, seconds=seconds)
             )
-            text += filled.text + behind
+            text += filled.text + after
             advance(())
     return text, gaps
 
 
-def _pieces(file: TextFile, text: str, gaps: list[Gap]) -> list[paint.Piece]:
-    pieces: list[paint.Piece] = [(file.whole(""), "")]
+def _styled_parts(file: TextFile, text: str, gaps: list[FilledGap]) -> list[StyledText]:
+    parts: list[StyledText] = [(file.whole(""), "")]
     at = 0
     for gap in gaps:
-        pieces += [(file.as_written(text[at : gap.start]), ""), (file.as_written(gap.filled.text), "new")]
+        parts += [(file.as_written(text[at : gap.start]), ""), (file.as_written(gap.filled.text), "new")]
         at = gap.stop
-    return [*pieces, (file.as_written(text[at:]), "")]
+    return [*parts, (file.as_written(text[at:]), "")]
 
 
-def _told(file: TextFile, text: str, gaps: list[Gap], *, written: bool) -> dict[str, Any]:
+def _to_json(file: TextFile, text: str, gaps: list[FilledGap], *, written: bool) -> dict[str, Any]:
     return {
         "file": file.name,
         "written": written,
@@ -216,8 +227,11 @@ def _told(file: TextFile, text: str, gaps: list[Gap], *, written: bool) -> dict[
                 "text": file.as_written(gap.filled.text),
                 "log_likelihood": _number(gap.filled.log_likelihood),
                 "candidates": [
-                    {"text": file.as_written(one.text), "log_likelihood": _number(one.log_likelihood)}
-                    for one in gap.filled.candidates
+                    {
+                        "text": file.as_written(candidate.text),
+                        "log_likelihood": _number(candidate.log_likelihood),
+                    }
+                    for candidate in gap.filled.candidates
                 ],
                 "forwards": gap.filled.forwards,
                 "prompt_tokens": gap.filled.prompt_tokens,
@@ -231,7 +245,7 @@ def _told(file: TextFile, text: str, gaps: list[Gap], *, written: bool) -> dict[
 
 
 def _number(value: float) -> float | None:
-    """JSON knows no infinity."""
+    """JSON has no infinity."""
     return value if math.isfinite(value) else None
 
 

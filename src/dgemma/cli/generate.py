@@ -12,18 +12,16 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dgemma.cli.form_options import add_form_arguments, form_options
-from dgemma.cli.generation_options import (
+from dgemma.cli.options import (
     add_generation_arguments,
+    add_response_format_arguments,
     check_text,
     generation_options,
     keep_undecodable_input,
     load_model,
-    open_answer_view,
-    show_answer,
-    stats,
+    response_format_options,
 )
-from dgemma.cli.live_view import PlainView
+from dgemma.cli.views.answer_view import PlainView, open_answer_view, show_answer, stats
 from dgemma.errors import InputError
 from dgemma.events import Event
 
@@ -47,17 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw", action="store_true", help="continue the text, without the chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
     add_generation_arguments(parser)
-    add_form_arguments(parser)
+    add_response_format_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     options = generation_options(args)
-    form = form_options(args, reads_stdin=args.prompt in (None, "-"))
+    response_format = response_format_options(args, reads_stdin=args.prompt in (None, "-"))
     prompt = _prompt(args)
     lm = load_model(args)
-    # With --json only the finished answer counts; the view writes to nowhere.
+    # With --json only the finished answer is printed: the view writes to a discarded buffer.
     view = PlainView(io.StringIO()) if args.json else open_answer_view(lm, options)
-    _, answer = show_answer(view, lambda: _start(lm, prompt, args, {**options, **form, "drafts": view.live}))
+    _, answer = show_answer(
+        view, lambda: _start(lm, prompt, args, {**options, **response_format, "drafts": view.live})
+    )
     if answer is None:
         print("dgemma generate: interrupted", file=sys.stderr)
         return 130

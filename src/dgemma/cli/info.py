@@ -9,16 +9,16 @@ import argparse
 import json
 from dataclasses import asdict
 
-from dgemma.checkpoint.census import Census, take_census
+from dgemma.checkpoint.parameter_count import ParameterCounts, count_parameters
 from dgemma.checkpoint.source import open_checkpoint, read_config
-from dgemma.machine import inspect_machine
+from dgemma.machine import memory_facts
 from dgemma.model.config import LayerKind, ModelConfig
 
 HELP = "a model's size, parts and cache; does it fit here?"
 EXAMPLES = "example:\n  dgemma info path/to/checkpoint --json"
 
 # What is needed beside the weights: activations, one canvas's logits, the interpreter.
-_ROOM_BYTES = 2_000_000_000
+_EXTRA_BYTES = 2_000_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     _, config = read_config(args.path)
     source = open_checkpoint(args.path) if args.check else None
-    census = take_census(config)
-    memory = inspect_machine().memory_bytes
-    fits = {name: size + _ROOM_BYTES <= memory for name, size in census.bytes.items()}
+    census = count_parameters(config)
+    memory = memory_facts().memory_bytes
+    fits = {name: size + _EXTRA_BYTES <= memory for name, size in census.bytes.items()}
     if args.json:
         found = {
             **asdict(census),
@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(_page(config, census, fits, memory))
         if source is not None:
-            forms = {entry.form.name for entry in source.coded.values()}
-            quantized = f", quantized ({', '.join(sorted(forms))})" if forms else ""
+            schemes = {entry.scheme.name for entry in source.quantized.values()}
+            quantized = f", quantized ({', '.join(sorted(schemes))})" if schemes else ""
             print(f"weights: {_bytes(source.nbytes)} in {len(source.files)} files, complete{quantized}")
     return 0
 
@@ -71,7 +71,7 @@ def _geometry(config: ModelConfig) -> dict[str, int]:
     }
 
 
-def _page(config: ModelConfig, census: Census, fits: dict[str, bool], memory: int) -> str:
+def _page(config: ModelConfig, census: ParameterCounts, fits: dict[str, bool], memory: int) -> str:
     def rows(pairs: list[tuple[str, str]]) -> list[str]:
         return [f"  {name:<26}{value:>22}" for name, value in pairs]
 

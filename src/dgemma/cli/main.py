@@ -37,7 +37,7 @@ COMMANDS = (
     pull, bench, doctor, selfcheck, )  # fmt: skip
 
 
-class _Parser(argparse.ArgumentParser):
+class _CommandParser(argparse.ArgumentParser):
     """argparse, plus a guess at what was meant."""
 
     def error(self, message: str) -> NoReturn:
@@ -57,7 +57,7 @@ def command_name(module: ModuleType) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = _CommandParser(
         prog="dgemma",
         description="Block-diffusion language models, first of all DiffusionGemma, run exactly.",
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dgemma.cli.progress import byte_progress
+from dgemma.cli.views.progress import byte_progress
 
 HELP = "write base plus adapter as one checkpoint"
 EXAMPLES = "example:\n  dgemma merge MODEL runs/poems/adapter poems-merged"

@@ -1,18 +1,18 @@
 """Make a checkpoint with random weights in the released layout, with a small real tokenizer.
 
 It generates noise, not language: it is for trying code, tests and measurements. With --quantize the weights
-are rounded to few bits as they are made, and a model that is too large in bf16 is never on disk at all."""
+are quantized as they are made, so a model that is too large in bf16 is never written in bf16."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from dgemma.checkpoint.census import take_census
+from dgemma.checkpoint.parameter_count import count_parameters
 from dgemma.checkpoint.presets import PRESETS
-from dgemma.checkpoint.quantized.plan import NAMES, plan_of
-from dgemma.cli.disk import check_disk
-from dgemma.cli.progress import byte_progress
+from dgemma.checkpoint.quantized.quantization_config import NAMES, quantization_config_for
+from dgemma.cli.options import check_disk
+from dgemma.cli.views.progress import byte_progress
 from dgemma.model.config import ModelConfig
 
 HELP = "a random checkpoint for experiments"
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=_DTYPES, default="bfloat16", help="of the weights (default: bfloat16)"
     )
     parser.add_argument(
-        "--quantize", choices=NAMES, metavar="FORMAT", help=f"in few bits: {', '.join(NAMES)} (default: not)"
+        "--quantize", choices=NAMES, metavar="FORMAT", help=f"quantized: {', '.join(NAMES)} (default: not)"
     )
     parser.add_argument(
         "--config-only", action="store_true", help="write config.json alone, enough for dgemma info"
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{out}: config.json of preset {args.preset}")
         return 0
     item = 2 if args.dtype == "bfloat16" else 4
-    total = take_census(config).total_parameters * item
+    total = count_parameters(config).total_parameters * item
     check_disk(out, total)
     with byte_progress("writing", total) as advance:
         write_random(out, config, dtype=_DTYPES[args.dtype], seed=args.seed, on_bytes=advance)
@@ -58,11 +58,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _quantized(args: argparse.Namespace, out: Path, config: ModelConfig) -> int:
-    from dgemma.checkpoint.quantized.original import from_random
-    from dgemma.checkpoint.quantized.write import check_target, disk_bytes, shards_of, write_quantized
+    from dgemma.checkpoint.quantized.writer import (
+        check_target,
+        disk_bytes,
+        from_random,
+        shards_of,
+        write_quantized,
+    )
     from dgemma.checkpoint.random_weights import tokenizer_files
 
-    plan = plan_of(args.quantize, config)
+    plan = quantization_config_for(args.quantize, config)
     with tokenizer_files() as companions:
         original = from_random(config, seed=args.seed, companions=companions)
         check_target(out, original, plan)

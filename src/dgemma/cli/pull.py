@@ -10,7 +10,7 @@ import json
 import sys
 
 from dgemma.checkpoint.hub import EXAMPLE_NAME, fetch, plan_pull
-from dgemma.cli.progress import byte_progress
+from dgemma.cli.views.progress import byte_progress
 
 HELP = "fetch a checkpoint from the hub"
 EXAMPLES = f"example:\n  dgemma pull {EXAMPLE_NAME}"

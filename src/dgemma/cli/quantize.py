@@ -1,11 +1,11 @@
-"""Write a checkpoint in few bits, in a layout that other runtimes read too (compressed-tensors).
+"""Write a quantized checkpoint in a layout that other runtimes read too (compressed-tensors).
 
 Experts, nine tenths of the released model, get the bits of the format; the other linears and the embedding
 get eight; routers and norms stay as they are. Memory holds one block of rows. An interrupted run goes on
 where it stopped when the same command is given again.
 
-At the end a report compares the two models: how far one step's distributions are apart, how often their
-likeliest words agree, and the denoise steps a canvas takes. Coarse weights can cost steps."""
+At the end a report compares the two models: how far one step's distributions are apart, how often the
+argmax tokens agree, and the denoising steps per canvas. Quantized weights can need more steps."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dgemma.checkpoint.quantized.plan import NAMES, plan_of
-from dgemma.cli.disk import check_disk
-from dgemma.cli.generation_options import load_with_progress
-from dgemma.cli.progress import byte_progress
-from dgemma.evaluation.plan import Plan
-from dgemma.evaluation.task import Task
+from dgemma.checkpoint.quantized.quantization_config import NAMES, quantization_config_for
+from dgemma.cli.options import check_disk, load_with_progress
+from dgemma.cli.views.progress import byte_progress
+from dgemma.evaluation.task import EvaluationPlan, Task
 from dgemma.evaluation.tasks.registry import BUNDLED_MODELS, open_task
-from dgemma.machine import inspect_machine
+from dgemma.machine import memory_facts
 
 if TYPE_CHECKING:
     from dgemma.evaluation.quantized_report import QuantizedReport
@@ -32,7 +30,7 @@ EXAMPLES = (
     "  dgemma quantize MODEL MODEL-int4 --format int4\n"
     "  dgemma quantize bundled:sudoku sudoku-int8 --format int8 --json"
 )
-_ROOM_BYTES = 2_000_000_000  # beside the weights of both
+_EXTRA_BYTES = 2_000_000_000  # beside the weights of both
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,27 +47,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dgemma.checkpoint.hub import resolve
-    from dgemma.checkpoint.quantized.original import from_checkpoint
-    from dgemma.checkpoint.quantized.write import check_target, disk_bytes, shards_of, write_quantized
+    from dgemma.checkpoint.quantized.writer import (
+        check_target,
+        disk_bytes,
+        from_checkpoint,
+        shards_of,
+        write_quantized,
+    )
     from dgemma.checkpoint.source import open_checkpoint
 
     # What the report would refuse is refused now: the work before it may take an hour.
     task = None if args.no_report else _task(args)
-    Plan(limit=args.limit)
+    EvaluationPlan(limit=args.limit)
     source = open_checkpoint(resolve(args.model))
     original = from_checkpoint(source)
-    plan = plan_of(args.format, source.config)
+    plan = quantization_config_for(args.format, source.config)
     check_target(args.out, original, plan)
     total = disk_bytes(shards_of(original, plan))
     check_disk(
-        Path(args.out), total - _written(Path(args.out)), "Choose a format of fewer bits, or make room."
+        Path(args.out), total - _written(Path(args.out)), "Choose a format of fewer bits, or free some space."
     )
     with byte_progress("quantizing", total) as advance:
         write_quantized(args.out, original, plan, on_bytes=advance)
-    asked = not args.no_report
-    report, why_not = _report(args, task, source.nbytes + total) if asked else (None, "not asked for")
+    report, unavailable_reason = (
+        _report(args, task, source.nbytes + total) if not args.no_report else (None, "--no-report")
+    )
     if args.json:
-        facts = {"format": args.format, "bytes": total, "plain_bytes": source.nbytes, "not_compared": why_not}
+        facts = {
+            "format": args.format,
+            "bytes": total,
+            "plain_bytes": source.nbytes,
+            "not_compared": unavailable_reason,
+        }
         print(json.dumps({**facts, "report": None if report is None else report.to_json()}, indent=2))
         return 0
     before = f"where {args.model} has {source.nbytes / 1e6:,.1f} MB"
@@ -77,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if report is not None:
         print(report.page())
     elif not args.no_report:
-        print(f"not compared: {why_not}")
+        print(f"not compared: {unavailable_reason}")
     return 0
 
 
@@ -96,9 +105,12 @@ def _report(
 ) -> tuple[QuantizedReport | None, str | None]:
     from dgemma.evaluation.quantized_report import compare, prompts_for
 
-    room = inspect_machine().available_bytes
-    if both_bytes + _ROOM_BYTES > room:
-        return None, f"both models need {both_bytes / 1e9:.1f} GB of memory, {room / 1e9:.1f} GB are free"
+    available = memory_facts().available_bytes
+    if both_bytes + _EXTRA_BYTES > available:
+        return (
+            None,
+            f"both models need {both_bytes / 1e9:.1f} GB of memory, {available / 1e9:.1f} GB are free",
+        )
     plain = load_with_progress(args.model)
     quantized = load_with_progress(args.out)
     return compare(plain, quantized, prompts_for(plain, task), task=task, limit=args.limit), None

@@ -6,14 +6,16 @@ import argparse
 import json
 import reprlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dgemma.cli.generation_options import check_text
-from dgemma.cli.text_file import read_text_file
+from dgemma.cli.options import check_text
+from dgemma.cli.text_file import lines_of, read_text_file
 from dgemma.errors import InputError, suggestion
 
 if TYPE_CHECKING:
-    from dgemma.canvas.decide import Choice, Question
+    from dgemma.tasks.decide import Choice, Question
+
 
 # Fields of a question by its type, as OpenAI's Decisions API has them.
 _FIELDS = {
@@ -33,8 +35,8 @@ class _Ask(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        asked = [*(namespace.asked or ()), {"type": "predicate", "instructions": str(values)}]
-        namespace.asked = asked
+        typed = [*(namespace.typed or ()), {"type": "predicate", "instructions": str(values)}]
+        namespace.typed = typed
 
 
 class _Answers(argparse.Action):
@@ -47,21 +49,21 @@ class _Answers(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        if not namespace.asked:
+        if not namespace.typed:
             parser.error(f"{option_string} belongs to the --ask before it, and there is none")
-        *before, last = namespace.asked
+        *before, last = namespace.typed
         if last["type"] != "predicate":
             parser.error(f"the question {last['instructions']!r} has its answers already")
         labels = [label.strip() for label in str(values).split(",")]
         kind, key = ("choice", "value") if option_string == "--choices" else ("score", "label")
         field = "choices" if kind == "choice" else "levels"
-        namespace.asked = [*before, {**last, "type": kind, field: [{key: label} for label in labels]}]
+        namespace.typed = [*before, {**last, "type": kind, field: [{key: label} for label in labels]}]
 
 
 def add_question_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("questions")
     group.add_argument(
-        "--ask", dest="asked", action=_Ask, metavar="QUESTION", help="is it so? May be repeated"
+        "--ask", dest="typed", action=_Ask, metavar="QUESTION", help="is it so? May be repeated"
     )
     group.add_argument(
         "--choices",
@@ -84,10 +86,10 @@ def add_question_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_questions(args: argparse.Namespace) -> list[Question]:
     """Those of the file, then those that were typed."""
-    from dgemma.canvas.decide import MAX_QUESTIONS
+    from dgemma.tasks.decide import MAX_QUESTIONS
 
     found = [] if args.questions is None else _from_file(args.questions)
-    for number, raw in enumerate(args.asked or (), start=1):
+    for number, raw in enumerate(args.typed or (), start=1):
         found.append(_question(raw, f"--ask {number}"))
     if not found:
         raise InputError("no question; give --ask, or --questions with a file of them.")
@@ -114,7 +116,7 @@ def _from_file(path: str) -> list[Question]:
 
 
 def _question(raw: Any, where: str) -> Question:
-    from dgemma.canvas.decide import Question
+    from dgemma.tasks.decide import Question
 
     if not isinstance(raw, dict):
         raise InputError(f"{where} is not an object; it needs type and instructions.")
@@ -143,7 +145,7 @@ def _question(raw: Any, where: str) -> Question:
 
 
 def _choice(raw: Any, key: str, where: str) -> Choice:
-    from dgemma.canvas.decide import Choice
+    from dgemma.tasks.decide import Choice
 
     if isinstance(raw, str):
         raw = {key: raw}
@@ -163,3 +165,68 @@ def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"{what} is {reprlib.repr(value)}; it must be a text.")
     return check_text(value)
+
+
+FEWEST = 4  # two to fit on, two held out
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledExample:
+    input: str
+    question: int
+    right: int  # which of its choices
+
+
+def read_examples(path: str, questions: Sequence[Question]) -> list[LabelledExample]:
+    """JSON lines: {"input": ..., "question": index or name, "label": ...}."""
+    found = [
+        _example(line, questions, f"{path}, line {number}")
+        for number, line in enumerate(lines_of(read_text_file(path).text), start=1)
+        if line.strip()
+    ]
+    if len(found) < FEWEST:
+        raise InputError(
+            f"{path} has {len(found)} examples; {FEWEST} are the fewest, and hundreds are better: "
+            "half of them are held out."
+        )
+    return found
+
+
+def _example(line: str, questions: Sequence[Question], where: str) -> LabelledExample:
+    try:
+        raw = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not JSON: {error}.") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{where} is not an object; it needs input and label.")
+    text = raw.get("input")
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(f"{where}: input is {reprlib.repr(text)}; it must be a text.")
+    text = check_text(text)
+    number = _number(raw.get("question", 0), questions, where)
+    if "label" not in raw:
+        raise InputError(f"{where}: label is missing; it names the right choice.")
+    return LabelledExample(input=text, question=number, right=_right(raw["label"], questions[number], where))
+
+
+def _number(which: Any, questions: Sequence[Question], where: str) -> int:
+    names = [question.name for question in questions]
+    if isinstance(which, str) and which in names:
+        return names.index(which)
+    if isinstance(which, int) and not isinstance(which, bool) and 0 <= which < len(questions):
+        return which
+    known = ", ".join(repr(name) for name in names if name is not None)
+    raise InputError(
+        f"{where}: question is {reprlib.repr(which)}; it must be 0 to {len(questions) - 1}"
+        f"{f', or a name: {known}' if known else ''}."
+    )
+
+
+def _right(label: Any, question: Question, where: str) -> int:
+    labels = [choice.label for choice in question.choices]
+    if question.kind == "predicate" and isinstance(label, bool):
+        return 0 if label else 1
+    text = str(label).lower() if isinstance(label, bool) else str(label)
+    if isinstance(label, str | int | float) and text in labels:
+        return labels.index(text)
+    raise InputError(f"{where}: label is {reprlib.repr(label)}; it must be one of {', '.join(labels[:10])}.")

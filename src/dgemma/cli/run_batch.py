@@ -2,7 +2,7 @@
 
 Each line of IN is {"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}} (or the
 url /v1/completions); a body means what it means to `dgemma serve`. OUT gets a line per request as it is
-answered, in no order. The same command again goes on where it ended: what has a result is not asked again.
+answered, in no order. The same command again continues: requests with a result are skipped.
 The status is 1 if requests failed. Every flag has a variable, shown in brackets."""
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dgemma.cli.progress import FirstFailures, count_progress
-from dgemma.cli.served_model import (
+from dgemma.cli.server_options import (
+    BATCH_FLAGS,
+    LOAD_FLAGS,
     LoadOptions,
+    add_flags,
     check_fit,
     open_service,
+    read_flags,
     require_server_packages,
     served_name,
 )
-from dgemma.cli.server_flags import BATCH_FLAGS, LOAD_FLAGS, add_flags, read_flags
-from dgemma.server.settings import Settings
+from dgemma.cli.views.progress import FirstFailures, count_progress
+from dgemma.server.http.settings import Settings
 
 if TYPE_CHECKING:
-    from dgemma.server.batch_requests import BatchRequests
-    from dgemma.server.batch_results import BatchResult, BatchResults
+    from dgemma.server.batch.protocol import BatchRequests, BatchResult, BatchResults
 
 HELP = "answer a file of requests, resumably"
 EXAMPLES = (
@@ -36,7 +38,7 @@ EXAMPLES = (
     "  dgemma run-batch MODEL requests.jsonl results.jsonl\n"
     "  dgemma run-batch MODEL requests.jsonl results.jsonl --served-model-name gpt-4o-mini --max-num-seqs 32"
 )
-# Nobody waits at the other end: an answer is not cut short because others were written before it.
+# No client is waiting: an answer is not cut short because others were generated before it.
 _REQUEST_TIMEOUT_S = 86_400.0
 
 
@@ -50,8 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     require_server_packages()
-    from dgemma.server.batch_requests import BatchRequests
-    from dgemma.server.batch_results import BatchResults
+    from dgemma.server.batch.protocol import BatchRequests, BatchResults
 
     # All that can be refused is refused before a large model is loaded.
     settings = read_flags(
@@ -88,7 +89,7 @@ def _answer(
     requests: BatchRequests,
     results: BatchResults,
 ) -> None:
-    from dgemma.server.batch import answer_all, queue_len
+    from dgemma.server.batch.serving import answer_all, queue_len
     from dgemma.server.state import ServerState
 
     if results.held:

@@ -1,7 +1,7 @@
-"""Compare both doors with golden tensors of the reference, on a device and dtype of yours.
+"""Compare the causal and the denoising pass with golden tensors of the reference, on one device and dtype.
 
 The golden tensors are inside the package; no download. Takes seconds, at most two minutes. The
-report is made to be pasted: the first owner of a GPU or a Mac is our laboratory."""
+report can be pasted into an issue: GPUs and Macs are tested by their users."""
 
 from __future__ import annotations
 

@@ -1,23 +1,26 @@
-"""Serve a model over HTTP, in the form that OpenAI's clients speak.
+"""Serve a model over HTTP, compatible with OpenAI's clients.
 
-Every flag has a variable, shown in brackets: the flag wins, variables of flags that may be repeated have
-commas. The log is one JSON object per line on stderr. SIGTERM or Ctrl-C finishes what was accepted; once more
-ends at once. docs/server.md has the endpoints, their fields and the metrics."""
+Every flag has a variable, shown in brackets: the flag overrides it; variables of repeatable flags are
+comma-separated. The log is one JSON object per line on stderr. SIGTERM or Ctrl-C finishes the accepted
+requests; a second signal ends at once. docs/server.md has the endpoints, their fields and the metrics."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from dgemma.cli.served_model import (
+from dgemma.cli.server_options import (
+    LOAD_FLAGS,
+    SERVER_FLAGS,
     LoadOptions,
+    add_flags,
     check_fit,
     open_service,
+    read_flags,
     require_server_packages,
     served_name,
 )
-from dgemma.cli.server_flags import LOAD_FLAGS, SERVER_FLAGS, add_flags, read_flags
-from dgemma.server.settings import Settings
+from dgemma.server.http.settings import Settings
 
 HELP = "serve a model over HTTP, to OpenAI's clients"
 EXAMPLES = (
@@ -36,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     require_server_packages()
-    from dgemma.server.log import LOGGER, configure_log
+    from dgemma.server.http.log import LOGGER, configure_log
     from dgemma.server.run import listen, serve
 
     # All that can be refused is refused before a large model is loaded; so is a port in use.
@@ -46,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         check_fit(args.model, settings)
         configure_log(sys.stderr)
         engine, text = open_service(
-            args.model, options, settings, queue_len=settings.queue_len, say=LOGGER.info
+            args.model, options, settings, queue_len=settings.queue_len, log=LOGGER.info
         )
         serve(settings, engine, text, listener)
     return 0

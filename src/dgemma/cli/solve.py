@@ -1,7 +1,7 @@
 """Solve a Sudoku with the bundled model, and watch the board settle.
 
 The puzzle is 81 characters row by row, `.` or 0 for empty cells, or a drawn board; given as it is, as a file,
-or on stdin. The model may err, which is seen at once: it is then asked again with another seed, at most
+or on stdin. A wrong answer is detected by the rules: the model then samples again with another seed, at most
 --tries times. In a pipe the answer is one line of 81 digits. The exit status is 1 if no try kept the
 rules."""
 
@@ -11,18 +11,21 @@ import argparse
 import json
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from dgemma.cli.board_view import open_board_view
 from dgemma.errors import InputError
 from dgemma.events import Draft, Finish
-from dgemma.sudoku.grid import Grid, check_puzzle
-from dgemma.sudoku.tokens import ANSWER_LEN, answered_cells, solves, to_text
+from dgemma.sudoku.grid import EMPTY, Grid, check_puzzle
+from dgemma.sudoku.tokens import ANSWER_LEN, CELL_PLACES, UNKNOWN, answered_cells, solves, to_text
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from dgemma import LanguageModel
+
 
 HELP = "solve a Sudoku, offline, with the bundled model"
 EXAMPLES = (
@@ -74,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         last = tries[-1]
         view.finish(last.cells, _verdict(tries, time.perf_counter() - began))
     if args.json:
-        print(json.dumps(_told(puzzle, tries, time.perf_counter() - began)))
+        print(json.dumps(_to_json(puzzle, tries, time.perf_counter() - began)))
     if not last.is_right:
         print(f"dgemma solve: none of {len(tries)} tries keeps the rules and the clues", file=sys.stderr)
         return 1
@@ -109,11 +112,13 @@ def _text(given: str | None) -> str:
 
 def _verdict(tries: list[Try], seconds: float) -> str:
     steps = ", ".join(str(one.steps) for one in tries)
-    word = "solved" if tries[-1].is_right else "not solved"
-    return f"{word} in {seconds:.2f} s, {steps} steps" + (f", {len(tries)} tries" if len(tries) > 1 else "")
+    verdict = "solved" if tries[-1].is_right else "not solved"
+    return f"{verdict} in {seconds:.2f} s, {steps} steps" + (
+        f", {len(tries)} tries" if len(tries) > 1 else ""
+    )
 
 
-def _told(puzzle: Grid, tries: list[Try], seconds: float) -> dict[str, Any]:
+def _to_json(puzzle: Grid, tries: list[Try], seconds: float) -> dict[str, Any]:
     last = tries[-1]
     return {
         "puzzle": puzzle.cells,
@@ -126,3 +131,91 @@ def _told(puzzle: Grid, tries: list[Try], seconds: float) -> dict[str, Any]:
         "seed": last.seed,
         "seconds": round(seconds, 3),
     }
+
+
+# By entropy in nats, as in the view of texts; ln 2 is a toss-up between two digits.
+_STYLES = ((0.1, ""), (0.7, "green"), (2.0, "yellow"))
+
+
+def open_board_view(puzzle: Grid, *, quiet: bool) -> LiveBoard | PlainBoard:
+    """The view that stdout can show; none at all if `quiet`."""
+    if quiet or not sys.stdout.isatty():
+        return PlainBoard(quiet=quiet)
+    return LiveBoard(puzzle)
+
+
+class PlainBoard:
+    """The answer as one line of 81 cells."""
+
+    live = False
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, draft: Draft) -> None:
+        """Nothing of a draft is final."""
+
+    def finish(self, cells: str, verdict: str) -> None:
+        if not self._quiet:
+            print(cells)
+
+
+class LiveBoard:
+    """The board, redrawn at every step: clues bold, guesses by how sure they are."""
+
+    live = True
+
+    def __init__(self, puzzle: Grid) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._puzzle = puzzle
+        self._opened = ExitStack()
+        # Every step is worth seeing, however fast they come.
+        self._screen = Live(console=Console(), auto_refresh=False, vertical_overflow="visible")
+
+    def __enter__(self) -> Self:
+        self._opened.enter_context(self._screen)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def show(self, draft: Draft) -> None:
+        cells = answered_cells(draft.text)
+        entropy = [draft.entropy[at] if at < len(draft.entropy) else 9.0 for at in CELL_PLACES]
+        styles = [next((style for most, style in _STYLES if value <= most), "dim") for value in entropy]
+        settled = sum(value <= _STYLES[0][0] for value in entropy)
+        self._draw(cells, styles, f"step {draft.step}, {settled} of 81 cells settled")
+
+    def finish(self, cells: str, verdict: str) -> None:
+        self._draw(cells, [""] * 81, verdict)
+
+    def _draw(self, cells: str, styles: list[str], below: str) -> None:
+        self._screen.update(board(self._puzzle, cells, styles, below), refresh=True)
+
+
+def board(puzzle: Grid, cells: str, styles: list[str], below: str) -> Text:
+    """The board as coloured text: the puzzle's clues bold, cells that contradict the rules red."""
+    from rich.text import Text
+
+    full = Grid(cells.replace(UNKNOWN, EMPTY))
+    wrong = set(full.conflicts) | {
+        at for at, clue in enumerate(puzzle.cells) if clue not in (EMPTY, cells[at])
+    }
+    text = Text()
+    for row in range(9):
+        if row in (3, 6):
+            text.append("------+-------+------\n", "dim")
+        for column in range(9):
+            at = 9 * row + column
+            style = "bold red" if at in wrong else "bold" if puzzle.cells[at] != EMPTY else styles[at]
+            text.append(cells[at], style)
+            text.append(" | " if column in (2, 5) else "\n" if column == 8 else " ", "dim")
+    text.append(below)
+    return text

@@ -73,7 +73,7 @@ def read_text_file(path: str) -> TextFile:
 
 
 def lines_of(text: str) -> list[str]:
-    r"""With their ends, which are \n alone: a form feed is a letter like others."""
+    r"""With their ends, which are \n alone: a form feed does not end a line."""
     lines = [f"{line}\n" for line in text.split("\n")]
     lines[-1] = lines[-1][:-1]
     return lines if lines[-1] else lines[:-1]
@@ -90,7 +90,7 @@ def check_writable(path: str) -> None:
         raise _unreadable(path, error) from None
     if not stat.S_ISREG(mode):
         raise InputError(f"{path} is not a regular file; --write needs one.")
-    # Replacing a file asks only its directory: a file's own wish not to be changed is for us to heed.
+    # os.replace checks only the directory's permissions; a read-only file must be refused here.
     if not mode & 0o222 or not os.access(file, os.W_OK):
         raise InputError(f"{path} cannot be written: it is read-only.")
     if not os.access(file.parent, os.W_OK | os.X_OK):

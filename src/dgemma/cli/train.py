@@ -1,8 +1,8 @@
 """Train an adapter, or the whole model, from a recipe.
 
 A recipe is a YAML or Python file; single entries can be given or changed as name=value. Ctrl-C ends the run
-after its step and keeps its state: the same command goes on, to the same bits. --dry-run loads no weights:
-it checks the data and says what memory the run will take, for this model and at the released size."""
+after its step and keeps its state: the same command resumes it, bit for bit. --dry-run loads no weights:
+it checks the data and estimates the memory of a step, for this model and at the released size."""
 
 from __future__ import annotations
 
@@ -13,9 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from dgemma.cli.train_view import TrainView, open_train_view
+from dgemma.checkpoint.hub import resolve
+from dgemma.checkpoint.presets import PRESETS
+from dgemma.checkpoint.source import read_config
+from dgemma.cli.views.train_view import TrainView, open_train_view
 from dgemma.errors import InputError
+from dgemma.machine import memory_facts
+from dgemma.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from dgemma.training.data.stream import DataReport, ExampleStream
+    from dgemma.training.memory import MemoryEstimate
+    from dgemma.training.recipe import Recipe
 
 HELP = "fine-tune a model, resumably"
 EXAMPLES = (
@@ -24,7 +35,7 @@ EXAMPLES = (
     "  train, freeze, lora            an adapter (lora) or all weights; parts left alone; ranks and targets\n"
     "  noise, optimizer               canvas and self-conditioning; learning rate, decay, clipping\n"
     "  steps, batch, micro_batch      steps; examples per step, and per forward\n"
-    "  precision, device, compile, recompute, seed, saving, tensorboard\n\n"
+    "  precision, device, compile, recompute, seed, saving, callbacks\n\n"
     "examples:\n"
     "  dgemma train recipe.yaml\n"
     "  dgemma train recipe.yaml steps=500 optimizer.learning_rate=1e-4 out=runs/second\n"
@@ -51,25 +62,20 @@ def run(args: argparse.Namespace) -> int:
         file = None
     recipe = read_recipe(file, changes)
     if args.dry_run:
-        from dgemma.cli.train_dry_run import dry_run
-
         return dry_run(recipe)
-    from dgemma.training.trainer import Outcome, Trainer
+    from dgemma.training.trainer import Trainer, TrainingOutcome
 
     trainer = Trainer(recipe)
-    if args.check_data:
-        from dgemma.cli.train_dry_run import check_data
-
-        if not check_data(trainer.setup.stream, trainer.setup.canvases.canvas_len):
-            raise InputError("the data has faults; repair them first.")
+    if args.check_data and not check_data(trainer.setup.stream, trainer.setup.canvases.canvas_len):
+        raise InputError("the data has faults; repair them first.")
     with open_train_view(recipe.steps, trainer.start_step) as view, _stop_flag(view) as stopped:
-        view.note(
+        view.on_note(
             f"{trainer.num_trained:,} parameters are trained"
             + (f"; going on after step {trainer.start_step}" if trainer.start_step else "")
         )
         outcome = trainer.run(view, stopped)
     directory = trainer.directory
-    if outcome is Outcome.INTERRUPTED:
+    if outcome is TrainingOutcome.INTERRUPTED:
         print(f"dgemma train: interrupted; the same command goes on from {directory.path}", file=sys.stderr)
         return 130
     print(directory.result[recipe.train])
@@ -79,18 +85,91 @@ def run(args: argparse.Namespace) -> int:
 @contextmanager
 def _stop_flag(view: TrainView) -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM ask to stop after the step; a second Ctrl-C does not wait."""
-    asked = False
+    stop_requested = False
 
     def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked and number == signal.SIGINT:
+        nonlocal stop_requested
+        if stop_requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        asked = True
-        view.note("stopping after this step; once more to stop at once")
+        stop_requested = True
+        view.on_note("stopping after this step; once more to stop at once")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: asked
+        yield lambda: stop_requested
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def dry_run(recipe: Recipe) -> int:
+    """Report what the data holds and what a step will need, with no weights loaded."""
+    from dgemma.training.setup import open_stream_of_files
+
+    path = resolve(recipe.model)
+    _, config = read_config(path)
+    canvas_len = recipe.noise.canvas_len or config.canvas_len
+    good = True
+    parts = {"data": recipe.data}
+    if recipe.held_out is not None:
+        parts["held out"] = recipe.held_out.data
+    for name, data in parts.items():
+        stream = open_stream_of_files(data, path, config, recipe.seed)
+        good &= check_data(stream, canvas_len, name)
+    print(_memory_table(recipe, config))
+    return 0 if good else 1
+
+
+def check_data(stream: ExampleStream, canvas_len: int, name: str = "data") -> bool:
+    """Read everything once; print counts, and faults to stderr -> whether there were none."""
+    report = stream.check_all(canvas_len=canvas_len)
+    print(f"{name}: {_counts(report)}")
+    for problem in report.problems:
+        print(f"  {problem}", file=sys.stderr)
+    if report.num_broken > len(report.problems):
+        print(f"  and {report.num_broken - len(report.problems)} more", file=sys.stderr)
+    return report.num_broken == 0
+
+
+def _counts(report: DataReport) -> str:
+    canvases = ", ".join(f"{count:,} of {length}" for length, count in list(report.canvases.items())[:8])
+    lines = [
+        f"{report.num_records:,} records, {report.num_examples:,} examples, {report.num_tokens:,} tokens, "
+        f"{report.num_response_tokens:,} of them learned; longest {report.longest:,}",
+        f"  responses by canvases: {canvases}" + (", ..." if len(report.canvases) > 8 else ""),
+    ]
+    if report.num_clipped:
+        lines.append(f"  {report.num_clipped:,} are cut off at max_length; their ends are not learned")
+    lines += [f"  {count:,} left out: {reason.value}" for reason, count in report.skipped.items()]
+    if report.num_broken:
+        lines.append(f"  {report.num_broken:,} records have faults")
+    return "\n".join(lines)
+
+
+def _memory_table(recipe: Recipe, config: ModelConfig) -> str:
+    from dgemma.training.memory import estimate_step, with_4bit_base
+
+    released = PRESETS["26b"].config
+    rows: list[tuple[str, MemoryEstimate]] = [("this model", estimate_step(config, recipe))]
+    if config != released:
+        rows.append(("26 B", estimate_step(released, recipe)))
+    if recipe.train == "lora":
+        rows.append(("26 B, 4-bit base", with_4bit_base(rows[-1][1], released, recipe)))
+    size = recipe.micro_batch or recipe.batch
+    head = f"{'':<20}{'weights':>12}{'optimizer':>12}{'activations':>12}{'in all':>12}"
+    lines = [
+        f"memory of a step ({recipe.train}, {recipe.precision}, {size} x {recipe.data.max_length} tokens"
+        f"{', recomputing' if recipe.recompute else ''}), estimated:",
+        head,
+    ]
+    for name, estimate in rows:
+        cells = (estimate.weights, estimate.trained, estimate.activations, estimate.total)
+        lines.append(f"{name:<20}" + "".join(f"{_size(cell):>12}" for cell in cells))
+    if recipe.device == "cpu":
+        memory = memory_facts()
+        lines.append(f"this machine has {_size(memory.available_bytes)} free of {_size(memory.memory_bytes)}")
+    return "\n".join(lines)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"

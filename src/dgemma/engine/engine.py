@@ -1,7 +1,8 @@
-"""Many answers at once: plan a step, compute it, say what came of it.
+"""The engine: schedule a step, run it, process its outputs (continuous batching).
 
-Whoever calls `step` calls everything else here too, between two steps, never beside one. What goes wrong for
-one request ends that request: a computation that fails for several is tried again for each alone.
+Not thread safe: `step`, `add` and `cancel` are called one after another; only `validate` and `stats` may be
+called during a step. An error ends only the request it belongs to: a batched computation that fails is
+repeated for each request alone.
 """
 
 from __future__ import annotations
@@ -15,46 +16,60 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dgemma.diffusion.noise import Use, place_at, random_tokens
-from dgemma.diffusion.step import open_canvas
-from dgemma.engine.answering import Answering, Look
-from dgemma.engine.following import Following, check_constraint
-from dgemma.engine.looking import look_at_canvases, look_at_tokens, score_tokens
-from dgemma.engine.memory import Memory
-from dgemma.engine.page_store import PageStore
-from dgemma.engine.runner import Canvases, Encoded, Piece, forward
-from dgemma.engine.scheduler import COMMIT, DENOISE, Entry, Limits, Scheduler, Work
-from dgemma.engine.service import EngineRequest, EngineStats, Failed
-from dgemma.engine.slots import Slots
-from dgemma.errors import InputError, suggestion
+from dgemma.engine.canvas_store import CanvasStore
+from dgemma.engine.constraint_state import ConstraintState
+from dgemma.engine.decode_cost import cheaper_decode
+from dgemma.engine.kv_cache_manager import KVCacheManager
+from dgemma.engine.kv_store import KVStore
+from dgemma.engine.model_runner import (
+    Canvases,
+    Encoded,
+    PromptChunk,
+    Stepped,
+    canvas_pins,
+    forward,
+    sample_canvases,
+    sample_tokens,
+    score_tokens,
+)
+from dgemma.engine.output import OutputBuilder
+from dgemma.engine.request import EngineRequest, PinnedTokens, ValidatedRequest, validate_request
+from dgemma.engine.scheduler import (
+    COMMIT,
+    DENOISE,
+    QueuedRequest,
+    ScheduledSequence,
+    Scheduler,
+    SchedulerConfig,
+)
+from dgemma.engine.sequence import SampleOutput, SequenceState
+from dgemma.engine.service import EngineStats, Failed
+from dgemma.errors import InputError
 from dgemma.events import Event, LogProbs
-from dgemma.generation.cost import cheaper_decode
-from dgemma.generation.job import check_prompt, most_tokens
-from dgemma.generation.parts import pins_of, sampler_for
-from dgemma.generation.writer import AnswerWriter
-from dgemma.given import Given
-from dgemma.model.row_contexts import RowPast
-from dgemma.model.stack import Stack
+from dgemma.model.kv_cache import PastKeysValues
+from dgemma.model.transformer import Transformer
+from dgemma.sampling.rng import NoiseStream, noise_key, random_tokens
+from dgemma.sampling.sampler import make_sampler, open_canvas
 from dgemma.text.tokenizer import Tokenizer
 
-# Turns of a conversation behind which others may go on: where instructions end, and the last few.
+# Turns of a conversation after which another request may continue: the instructions, and the last few.
 _FIRST_TURNS, _LAST_TURNS = 1, 3
 
-# Positions that look at the vocabulary together: what they hold at a time grows with them, and large tensors
-# are slow to get on a CPU (a fifth of a step of 16 canvases, measured).
-_MOST_POSITIONS = 1024
+# Positions of one vocabulary scan: its tensors grow with them, and large ones are slow to allocate on a CPU
+# (a fifth of a step of 16 canvases, measured).
+_MAX_POSITIONS = 1024
 
 Fault = Callable[[str, Sequence[int]], None]
-"""Called where something may go wrong, with the requests at stake. Raises in tests."""
+"""A hook for tests: called with request ids before (`point`) and after (`point_done`) what may fail."""
 
 
 @dataclass(frozen=True)
 class _Computed:
-    """What a forward gave to one answer: text that was read, a canvas that was refined, or both."""
+    """The result of a forward for one sequence: an encoded chunk, a denoised canvas, or both."""
 
     encoded: Encoded | None
     hidden: Tensor | None  # of the canvas
-    past: RowPast | None  # that the canvas read
+    past: PastKeysValues | None  # of the canvas
 
 
 Item = TypeVar("Item")
@@ -62,45 +77,45 @@ Result = TypeVar("Result")
 
 
 class Engine:
-    """`stacks`: the base under None, and adapters of it by name."""
+    """`models`: the base under None, and its adapters by name."""
 
     def __init__(
         self,
-        stacks: Mapping[str | None, Stack],
-        memory: Memory,
-        limits: Limits,
+        models: Mapping[str | None, Transformer],
+        kv_manager: KVCacheManager,
+        limits: SchedulerConfig,
         *,
         tokenizer: Tokenizer | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        fault: Fault = lambda point, numbers: None,
+        fault: Fault = lambda point, request_ids: None,
     ) -> None:
-        base = stacks[None]
-        self._stacks = stacks
+        base = models[None]
+        self._models = models
         self._config = base.config
         self._device = base.norm.weight.device
-        self._memory = memory
+        self._kv_manager = kv_manager
         self._limits = limits
-        self._scheduler = Scheduler(memory, limits)
+        self._scheduler = Scheduler(kv_manager, limits)
         dtype = base.embedding.dtype
-        self._store = PageStore(base.config, memory, dtype=dtype, device=self._device)
-        self._slots = Slots(base.config, limits.slots, dtype=dtype, device=self._device)
+        self._store = KVStore(base.config, kv_manager, dtype=dtype, device=self._device)
+        self._canvases = CanvasStore(base.config, limits.max_num_seqs, dtype=dtype, device=self._device)
         self._tokenizer = tokenizer
         self._clock = clock
         self._fault = fault
-        self._answering: dict[int, Answering] = {}
-        self._works: dict[int, Work] = {}  # of the step under way, by request
+        self._sequences: dict[int, SequenceState] = {}
+        self._scheduled: dict[int, ScheduledSequence] = {}  # of the step under way, by request
         self._next = 0
         self._began = 0.0
         self._last_step_s = 0.0
-        self.num_computed = 0  # requests that had a part in the last step
-        self._told: list[tuple[int, Event | Failed]] = []
+        self.num_computed = 0  # sequences of the last step
+        self._outputs: list[tuple[int, Event | Failed]] = []
         self._hit_tokens = 0
         names = ("steps", "prefill_tokens", "denoise_forwards", "commit_tokens")
         self._counters = dict.fromkeys(names, 0)
 
     @property
     def is_idle(self) -> bool:
-        return not self._answering
+        return not self._sequences
 
     @property
     def num_waiting(self) -> int:
@@ -108,384 +123,407 @@ class Engine:
 
     @property
     def num_free_slots(self) -> int:
-        return self._limits.slots - self._scheduler.num_running
+        return self._limits.max_num_seqs - self._scheduler.num_running
 
     def stats(self) -> EngineStats:
         return EngineStats(
             slots_used=self._scheduler.num_running,
-            slots_total=self._limits.slots,
-            full_pages_used=self._memory.full.num_used,
-            full_pages_total=self._memory.full.size,
-            window_pages_used=self._memory.window.num_used,
-            window_pages_total=self._memory.window.size,
+            slots_total=self._limits.max_num_seqs,
+            full_blocks_used=self._kv_manager.full.num_used,
+            full_blocks_total=self._kv_manager.full.size,
+            window_blocks_used=self._kv_manager.window.num_used,
+            window_blocks_total=self._kv_manager.window.size,
             num_waiting=self._scheduler.num_waiting,
             prefix_hit_tokens=self._hit_tokens,
             counters=dict(self._counters),
         )
 
-    def have_room_for(self, requests: Iterable[EngineRequest]) -> None:
-        """Get memory, if there is too little, for as many of them as can run at once."""
-        lengths = sorted((self._most(request)[2] for request in requests), reverse=True)
-        self._memory.ensure(lengths[: self._limits.slots])
-        self._store.fit()
+    def validate(self, request: EngineRequest, *, prompt_name: str = "the prompt") -> ValidatedRequest:
+        """Raise `InputError` if the model cannot take the request. May be called during a step."""
+        return validate_request(
+            request,
+            self._config,
+            adapters=self._models.keys(),
+            choose_decode=lambda adapter, max_tokens: cheaper_decode(
+                self._models[adapter], self._device.type, max_tokens
+            ),
+            prompt_name=prompt_name,
+        )
 
-    def check(self, request: EngineRequest) -> None:
-        """Refuse what could never be answered. Changes nothing: may be called beside a step."""
-        *_, length = self._most(request)
-        if not self._memory.fits(length):
+    def check_capacity(self, request: ValidatedRequest) -> None:
+        """Raise `InputError` if the request could never be admitted."""
+        if not self._kv_manager.fits(request.max_len):
             raise InputError(
-                f"prompt and answer may grow to {length} tokens, for which there is no memory. "
-                "Lower max_tokens, shorten the prompt, or give the engine more memory."
+                f"prompt and answer may grow to {request.max_len} tokens, for which there is no memory. "
+                "Lower max_tokens, shorten the prompt, or give the engine more memory.",
+                code="context_length_exceeded",
             )
 
-    def add(self, request: EngineRequest, *, arrived: float | None = None) -> int:
-        """Queue a request -> its number. `arrived`: by the engine's clock, if not now."""
-        self.check(request)
-        decode, max_tokens, length = self._most(request)
+    def reserve(self, requests: Iterable[ValidatedRequest]) -> None:
+        """Grow the KV cache, if necessary, for as many of the requests as can run at once."""
+        lengths = sorted((request.max_len for request in requests), reverse=True)
+        self._kv_manager.ensure_capacity(lengths[: self._limits.max_num_seqs])
+        self._store.resize()
+
+    def add(self, validated: ValidatedRequest, *, arrived: float | None = None) -> int:
+        """Queue a request -> its id. `arrived`: by the engine's clock, if not now."""
+        request, max_tokens, decode = validated.request, validated.max_tokens, validated.decode
         params, now = request.params, self._clock() if arrived is None else arrived
-        number, self._next = self._next, self._next + 1
+        request_id, self._next = self._next, self._next + 1
         ends = [at + 1 for at, token in enumerate(request.prompt) if token in params.end_tokens]
-        entry = Entry(
-            number=number,
+        entry = QueuedRequest(
+            request_id=request_id,
             tokens=request.prompt,
-            most_tokens=length,
+            max_len=validated.max_len,
             root=b"" if request.adapter is None else b"adapter " + request.adapter.encode(),
             reusable=None if request.score_from is None else request.score_from - 1,
             turns=(*ends[:_FIRST_TURNS], *ends[-_LAST_TURNS:]),
             priority=request.priority,
             deadline=None if params.deadline_s is None else now + params.deadline_s,
         )
-        writer = AnswerWriter(
+        output = OutputBuilder(
             row=request.row,
             seed=request.seed,
             max_tokens=max_tokens,
             params=params,
             tokenizer=self._tokenizer,
-            given=request.given,
-            whole_after=() if request.constraint is None else request.constraint.whole_after,
+            pinned=request.pinned,
+            complete_after=() if request.constraint is None else request.constraint.complete_after,
         )
-        self._scheduler.add(entry, now)
-        self._answering[number] = Answering(
-            number=number,
+        sequence = SequenceState(
+            request_id=request_id,
             request=request,
-            writer=writer,
-            sampler=request.sampler or sampler_for(params),
+            output=output,
+            sampler=request.sampler or make_sampler(params),
             decode=decode,
             arrived=now,
             canvas_len=self._config.canvas_len,
             refines=decode == "diffuse",
-            following=None
+            constraint_state=None
             if request.constraint is None
-            else Following(request.constraint, max_tokens, request.given),
+            else ConstraintState(request.constraint, max_tokens, request.pinned),
             context=list(request.prompt),
         )
-        return number
+        # Last, when nothing can fail any more: the scheduler and the engine both have the request, or
+        # neither.
+        self._scheduler.add(entry, now)
+        self._sequences[request_id] = sequence
+        return request_id
 
-    def cancel(self, number: int) -> None:
-        """Nobody wants it any more. Its slot and pages are free for the next step."""
-        if self._answering.pop(number, None) is not None:
-            self._scheduler.remove(number)
+    def cancel(self, request_id: int) -> None:
+        """End a request. Its slot and blocks are free for the next step."""
+        if self._sequences.pop(request_id, None) is not None:
+            self._scheduler.remove(request_id)
 
     @torch.inference_mode()
     def step(self, paused: Collection[int] = ()) -> list[tuple[int, Event | Failed]]:
-        """One step of everybody who is not paused -> what there is to say, by the request's number."""
+        """Run one step of all sequences that are not paused -> their events, by request id."""
         self._began = self._clock()
-        self._told = []
-        self._works = {}
-        # Who has something to show stops before a step that would end too late.
-        soon = self._began + self._last_step_s
-        for one in [one for one in self._answering.values() if one.has_shown and one.deadline <= soon]:
-            self._guarded(one, self._expire, one)
-        plan = self._scheduler.plan(self._began)
-        for number in plan.expired:
-            one = self._answering[number]
-            self._guarded(one, self._expire, one)
-        for number in plan.admitted:
-            one = self._answering[number]
-            one.cached = self._scheduler.holding(number).cached
-            self._hit_tokens += one.cached
-        works = [(self._answering[w.number], w) for w in plan.work if w.number not in paused]
-        self._works = {work.number: work for _, work in works}
-        for group in _alike(works, lambda item: item[0].request.adapter):
-            self._compute(self._stacks[group[0][0].request.adapter], group)
-        self.num_computed = len(works)
-        if works:
+        self._outputs = []
+        self._scheduled = {}
+        self._expire_before(self._began + self._last_step_s)
+        plan = self._scheduler.schedule(self._began)
+        for request_id in plan.expired:
+            sequence = self._sequences[request_id]
+            self._run_isolated(sequence, self._expire, sequence)
+        for request_id in plan.admitted:
+            sequence = self._sequences[request_id]
+            sequence.cached = self._scheduler.block_table(request_id).num_cached
+            self._hit_tokens += sequence.cached
+        batch = [(self._sequences[w.request_id], w) for w in plan.scheduled if w.request_id not in paused]
+        self._scheduled = {scheduled.request_id: scheduled for _, scheduled in batch}
+        for group in _group_by(batch, lambda item: item[0].request.adapter):
+            self._compute(self._models[group[0][0].request.adapter], group)
+        self.num_computed = len(batch)
+        if batch:
             self._counters["steps"] += 1
             self._last_step_s = self._clock() - self._began
-        for one, _ in works:
-            if one.number in self._answering:
-                self._spend(one, self._last_step_s)
-        return self._told
+        for sequence, _ in batch:
+            if sequence.request_id in self._sequences:
+                self._count_time(sequence, self._last_step_s)
+        return self._outputs
 
-    def _most(self, request: EngineRequest) -> tuple[str, int, int]:
-        """How it is written, how many tokens it may write, and the most its context may hold."""
-        if request.adapter not in self._stacks:
-            known = [name for name in self._stacks if name is not None]
-            raise InputError(f"adapter is {request.adapter!r}{suggestion(str(request.adapter), known)}")
-        check_prompt(request.prompt, self._config.vocab_size)
-        if request.score_from is not None:
-            if request.given:
-                raise InputError("a request that scores writes nothing: nothing can be given of its answer.")
-            return "score", 0, self._scored_len(request.prompt, request.score_from)
-        max_tokens = most_tokens(self._config, len(request.prompt), request.params.max_tokens)
-        decode: str = request.params.decode
-        if decode == "auto":
-            decode = cheaper_decode(self._stacks[request.adapter], self._device.type, max_tokens)
-        if request.given:
-            if request.params.decode == "causal":
-                raise InputError('positions are pinned, and decode is "causal"; only a canvas can hold pins.')
-            request.given.check(self._config.vocab_size, max_tokens)
-            decode = "diffuse"
-        if request.constraint is not None:
-            check_constraint(
-                request.constraint, request.params, self._config.vocab_size, max_tokens, request.given
-            )
-            decode = "causal" if request.params.decode == "causal" else "diffuse"
-        # The last token, or the last canvas, is written and never read.
-        canvas_len = self._config.canvas_len
-        read = max_tokens - 1 if decode == "causal" else (max_tokens - 1) // canvas_len * canvas_len
-        return decode, max_tokens, len(request.prompt) + read
-
-    def _scored_len(self, prompt: Sequence[int], score_from: int) -> int:
-        if type(score_from) is not int or not 1 <= score_from < len(prompt):
-            raise InputError(
-                f"score_from is {score_from} for a prompt of {len(prompt)} tokens; it must be from 1 to "
-                f"{len(prompt) - 1}: what is scored stands behind something."
-            )
-        if len(prompt) > self._config.max_positions:
-            raise InputError(
-                f"the text has {len(prompt)} tokens; this model's context holds {self._config.max_positions}."
-            )
-        return len(prompt)
-
-    def _compute(self, stack: Stack, works: Sequence[tuple[Answering, Work]]) -> None:
-        """Everybody's part of a step under one adapter."""
-        lookers: list[tuple[Answering, Work, Tensor]] = []
-        for (one, work), computed in self._together(
-            "forward", works, lambda items: self._forward(stack, items)
+    def _compute(self, model: Transformer, batch: Sequence[tuple[SequenceState, ScheduledSequence]]) -> None:
+        """Run a step of all sequences under one adapter: forward, store, sample, process outputs."""
+        to_sample: list[tuple[SequenceState, ScheduledSequence, Tensor]] = []
+        for (sequence, scheduled), computed in self._run_batched(
+            "forward", batch, lambda items: self._forward(model, items)
         ):
             hidden = computed.hidden
             if computed.encoded is not None:
-                hidden = self._guarded(one, self._keep, one, work, computed)
+                hidden = self._run_isolated(sequence, self._store_encoded, sequence, scheduled, computed)
             if hidden is not None:
-                lookers.append((one, work, hidden))
-        for alike in _alike(lookers, lambda item: item[0].options()):
-            together = max(1, _MOST_POSITIONS // alike[0][2].shape[0])
+                to_sample.append((sequence, scheduled, hidden))
+        for alike in _group_by(to_sample, lambda item: item[0].sampling_key()):
+            together = max(1, _MAX_POSITIONS // alike[0][2].shape[0])
             for begin in range(0, len(alike), together):
                 some = alike[begin : begin + together]
-                for (one, _, _), look in self._together("look", some, lambda items: self._look(stack, items)):
-                    self._guarded(one, self._tell, one, look)
+                for (sequence, scheduled, _), (sample, stepped) in self._run_batched(
+                    "sample", some, lambda items: self._sample(model, items)
+                ):
+                    # Counted here, not in `_sample`, which is repeated when a batch fails.
+                    self._counters["denoise_forwards"] += stepped is not None
+                    self._run_isolated(sequence, self._process_output, sequence, scheduled, sample, stepped)
 
-    def _forward(self, stack: Stack, works: Sequence[tuple[Answering, Work]]) -> list[_Computed]:
-        """What each piece of text gave, and the hidden states of each canvas."""
-        pieces: list[Piece] = []
-        pasts: dict[int, RowPast] = {}  # of canvases, by slot
-        for one, work in works:
-            if work.phase is DENOISE:
-                assert one.past is not None
-                pasts[work.slot] = one.past
+    def _forward(
+        self, model: Transformer, batch: Sequence[tuple[SequenceState, ScheduledSequence]]
+    ) -> list[_Computed]:
+        """Encode the chunks and denoise the canvases of a batch.
+
+        May be repeated: what it writes (a new canvas) depends on the sequence's own state alone, and is the
+        same the next time.
+        """
+        chunks: list[PromptChunk] = []
+        pasts: dict[int, PastKeysValues] = {}  # of canvases, by slot
+        for sequence, scheduled in batch:
+            if scheduled.phase is DENOISE:
+                assert sequence.past is not None
+                pasts[scheduled.slot] = sequence.past
                 continue
-            holding, tokens = self._scheduler.holding(work.number), one.context[work.start : work.stop]
+            table = self._scheduler.block_table(scheduled.request_id)
+            tokens = sequence.context[scheduled.start : scheduled.stop]
             canvas = None
-            if work.is_last and one.is_diffuse and one.has_free:
-                # Its canvas is opened, and refined in the same pass.
-                canvas = self._store.read(holding, room=self._config.canvas_len, gap=len(tokens))
-                place = place_at([one.writer.seed], [one.writer.canvas], [0], self._device)
-                noise = random_tokens(place, Use.OPEN, self._config.canvas_len, self._config.vocab_size)
-                self._open(one)
-                noise = noise if one.pins is None else one.pins.open(noise)
-                self._slots.write([work.slot], open_canvas(noise), None)
-                pasts[work.slot] = canvas
-            pieces.append(Piece(tokens, self._store.read(holding), canvas))
+            if scheduled.is_last and sequence.is_diffuse and sequence.has_free:
+                # Its next canvas is opened, and denoised in the same forward.
+                canvas = self._store.read(table, space=self._config.canvas_len, gap=len(tokens))
+                key = noise_key([sequence.output.seed], [sequence.output.canvas], [0], self._device)
+                noise = random_tokens(key, NoiseStream.OPEN, self._config.canvas_len, self._config.vocab_size)
+                self._open_canvas(sequence)
+                noise = noise if sequence.pins is None else sequence.pins.open(noise)
+                self._canvases.write([scheduled.slot], open_canvas(noise), None)
+                pasts[scheduled.slot] = canvas
+            chunks.append(PromptChunk(tokens, self._store.read(table), canvas))
         canvases = None
         if pasts:
-            state, soft = self._slots.read(list(pasts))
+            state, soft = self._canvases.read(list(pasts))
             canvases = Canvases(state.canvas, soft, list(pasts.values()))
-        encoded, hidden = forward(stack, pieces, canvases)
+        encoded, hidden = forward(model, chunks, canvases)
         next_encoded = iter(encoded)
         hidden_of = {} if hidden is None else dict(zip(pasts, hidden, strict=True))
         return [
             _Computed(
-                encoded=next(next_encoded) if work.phase.extends else None,
-                hidden=hidden_of.get(work.slot),
-                past=pasts.get(work.slot),
+                encoded=next(next_encoded) if scheduled.phase.extends else None,
+                hidden=hidden_of.get(scheduled.slot),
+                past=pasts.get(scheduled.slot),
             )
-            for _, work in works
+            for _, scheduled in batch
         ]
 
-    def _keep(self, one: Answering, work: Work, computed: _Computed) -> Tensor | None:
-        """Let tokens join the context -> the hidden states to look at the vocabulary from, if any."""
+    def _store_encoded(
+        self, sequence: SequenceState, scheduled: ScheduledSequence, computed: _Computed
+    ) -> Tensor | None:
+        """Append encoded tokens to the KV cache -> the hidden states to sample from, if any."""
         encoded = computed.encoded
         assert encoded is not None
-        holding = self._scheduler.make_room(work)
-        self._store.write(holding, work.start, work.stop, encoded.fresh, encoded.row, encoded.skip)
-        self._counters[f"{work.phase.name}_tokens"] += work.stop - work.start
-        over = self._scheduler.wrote(work)
-        if one.request.score_from is not None:
-            self._score(one, one.request.score_from, work, encoded)
-        if not over or not one.is_diffuse:
-            return encoded.hidden[-1:] if over and one.is_causal else None
-        if not one.has_free:  # nothing to find out: as if a look had shown it
-            one.refines = False
-            self._settle(one, self._given_canvas(one), steps=0)
+        block_table = self._scheduler.allocate(scheduled)
+        self._store.write(
+            block_table, scheduled.start, scheduled.stop, encoded.fresh, encoded.row, encoded.skip
+        )
+        self._counters[f"{scheduled.phase.name}_tokens"] += scheduled.stop - scheduled.start
+        over = self._scheduler.mark_computed(scheduled)
+        if sequence.request.score_from is not None:
+            self._score(sequence, sequence.request.score_from, scheduled, encoded)
+        if not over or not sequence.is_diffuse:
+            return encoded.hidden[-1:] if over and sequence.is_causal else None
+        if not sequence.has_free:  # every position is pinned: nothing to denoise
+            sequence.refines = False
+            self._settle(sequence, self._pinned_canvas(sequence), steps=0)
             return None
-        one.past = computed.past
-        one.steps, one.look = 0, None
-        self._scheduler.enter(work.number, DENOISE)
+        sequence.past = computed.past
+        sequence.steps, sequence.sample = 0, None
+        self._scheduler.set_phase(scheduled.request_id, DENOISE)
         return computed.hidden
 
-    def _look(self, stack: Stack, items: Sequence[tuple[Answering, Work, Tensor]]) -> list[Look]:
-        ones = [one for one, _, _ in items]
+    def _sample(
+        self, model: Transformer, items: Sequence[tuple[SequenceState, ScheduledSequence, Tensor]]
+    ) -> Sequence[tuple[SampleOutput, Stepped | None]]:
+        """Sample -> the outputs, and the canvases after the step. Writes nothing."""
+        sequences = [sequence for sequence, _, _ in items]
         hidden = torch.stack([states for _, _, states in items])
-        if ones[0].is_causal:
-            return look_at_tokens(stack, ones, hidden)
-        self._counters["denoise_forwards"] += len(items)
-        return look_at_canvases(stack, self._slots, [work.slot for _, work, _ in items], ones, hidden)
+        if sequences[0].is_causal:
+            return [(sample, None) for sample in sample_tokens(model, sequences, hidden)]
+        state, _ = self._canvases.read([scheduled.slot for _, scheduled, _ in items])
+        return sample_canvases(model, state, sequences, hidden)
 
-    def _tell(self, one: Answering, look: Look) -> None:
-        """What a look showed: a draft, perhaps a commit, perhaps the end."""
-        one.look = look
-        guess = look.guess.tolist() if look.settled or one.request.drafts else []
-        if not one.is_causal:
-            one.steps += 1
-            if one.request.drafts:
-                self._say(one, one.writer.draft(guess, look.entropy.tolist(), one.steps))
-        if look.settled:
-            self._settle(one, guess, steps=one.steps, look=look)
+    def _process_output(
+        self,
+        sequence: SequenceState,
+        scheduled: ScheduledSequence,
+        sample: SampleOutput,
+        stepped: Stepped | None,
+    ) -> None:
+        """Write the stepped canvas, then emit a draft, and a commit if the canvas has settled."""
+        if stepped is not None:
+            self._canvases.write([scheduled.slot], stepped.state, stepped.soft)
+        sequence.sample = sample
+        guess = sample.guess.tolist() if sample.settled or sequence.request.drafts else []
+        if not sequence.is_causal:
+            sequence.steps += 1
+            if sequence.request.drafts:
+                self._emit(sequence, sequence.output.draft(guess, sample.entropy.tolist(), sequence.steps))
+        if sample.settled:
+            self._settle(sequence, guess, steps=sequence.steps, sample=sample)
 
-    def _settle(self, one: Answering, guess: list[int], *, steps: int, look: Look | None = None) -> None:
-        """A canvas or token is final: perhaps the end, else it joins the context."""
-        one.past = None
+    def _settle(
+        self, sequence: SequenceState, guess: list[int], *, steps: int, sample: SampleOutput | None = None
+    ) -> None:
+        """Commit a canvas or token; finish the request, or queue the tokens for the KV cache."""
+        sequence.past = None
         logprobs: list[LogProbs] | None = [((token, 0.0),) for token in guess]  # fixed, so certain
-        watched = _certain(one.request.given, one)
-        if look is not None:
-            logprobs, watched = look.logprobs(), look.watched
-        if one.following is not None:
-            one.following.advance(len(one.writer.tokens), guess)
-        self._say(one, one.writer.commit(guess, steps=steps, logprobs=logprobs, watched=watched))
-        one.first_commit_s = one.first_commit_s or self._clock() - one.arrived
-        if one.writer.reason is not None:
-            self._finish(one)
+        watched = _pinned_log_probs(sequence.request.pinned, sequence)
+        if sample is not None:
+            logprobs, watched = sample.logprobs(), sample.watched
+        if sequence.constraint_state is not None:
+            sequence.constraint_state.advance(len(sequence.output.tokens), guess)
+        self._emit(sequence, sequence.output.commit(guess, steps=steps, logprobs=logprobs, watched=watched))
+        sequence.first_commit_s = sequence.first_commit_s or self._clock() - sequence.arrived
+        if sequence.output.reason is not None:
+            self._finish(sequence)
         else:
-            one.context += guess
-            self._scheduler.enter(one.number, COMMIT, guess)
+            sequence.context += guess
+            self._scheduler.set_phase(sequence.request_id, COMMIT, guess)
 
-    def _open(self, one: Answering) -> None:
-        """What is given of the canvas to come, and what it may hold."""
-        canvas_len, given = self._config.canvas_len, one.request.given
-        begin = one.writer.canvas * canvas_len
-        if one.following is not None:
-            one.strings = one.following.strings(begin, canvas_len, self._device)
-            # Behind the last token that is shown stands what a model knows to stand there: an end token.
-            beyond = range(one.writer.max_tokens, begin + canvas_len)
-            if beyond and one.following.constraint.end_tokens:
-                given = given or Given()
-                end = one.following.constraint.end_tokens[0]
-                given = replace(given, fixed={**given.fixed, **dict.fromkeys(beyond, end)})
-        one.pins, one.refines = pins_of(given, one.writer.canvas, canvas_len, self._device), True
+    def _open_canvas(self, sequence: SequenceState) -> None:
+        """Pins and constraint of the next canvas."""
+        canvas_len, pinned = self._config.canvas_len, sequence.request.pinned
+        begin = sequence.output.canvas * canvas_len
+        if sequence.constraint_state is not None:
+            sequence.canvas_constraint = sequence.constraint_state.canvas_constraint(
+                begin, canvas_len, self._device
+            )
+            # Positions after max_tokens are pinned to an end token, as in training.
+            beyond = range(sequence.output.max_tokens, begin + canvas_len)
+            if beyond and sequence.constraint_state.constraint.end_tokens:
+                pinned = pinned or PinnedTokens()
+                end = sequence.constraint_state.constraint.end_tokens[0]
+                pinned = replace(pinned, fixed={**pinned.fixed, **dict.fromkeys(beyond, end)})
+        sequence.pins, sequence.refines = (
+            canvas_pins(pinned, sequence.output.canvas, canvas_len, self._device),
+            True,
+        )
 
-    def _given_canvas(self, one: Answering) -> list[int]:
-        """A canvas of which everything that is shown is fixed."""
-        begin = len(one.writer.tokens)
-        assert one.request.given is not None
-        fixed = one.request.given.fixed
+    def _pinned_canvas(self, sequence: SequenceState) -> list[int]:
+        """The tokens of a canvas whose positions up to max_tokens are all fixed."""
+        begin = len(sequence.output.tokens)
+        assert sequence.request.pinned is not None
+        fixed = sequence.request.pinned.fixed
         return [fixed.get(position, 0) for position in range(begin, begin + self._config.canvas_len)]
 
-    def _score(self, one: Answering, score_from: int, work: Work, encoded: Encoded) -> None:
-        """How likely what follows each token of a piece is; behind the last piece the request is finished."""
-        first, stop = max(work.start, score_from - 1), min(work.stop, len(one.context) - 1)
+    def _score(
+        self, sequence: SequenceState, score_from: int, scheduled: ScheduledSequence, encoded: Encoded
+    ) -> None:
+        """Score the token after each token of a chunk; finish the request after the last chunk."""
+        first, stop = max(scheduled.start, score_from - 1), min(scheduled.stop, len(sequence.context) - 1)
         if first < stop:
-            hidden = encoded.hidden[first - work.start : stop - work.start]
-            stack = self._stacks[one.request.adapter]
-            one.writer.scores += score_tokens(stack, hidden, one.context[first + 1 : stop + 1], first)
-        if work.stop == len(one.context):
-            one.writer.end()
-            self._finish(one)
+            hidden = encoded.hidden[first - scheduled.start : stop - scheduled.start]
+            model = self._models[sequence.request.adapter]
+            sequence.output.scores += score_tokens(
+                model, hidden, sequence.context[first + 1 : stop + 1], first
+            )
+        if scheduled.stop == len(sequence.context):
+            sequence.output.end()
+            self._finish(sequence)
 
-    def _expire(self, one: Answering) -> None:
-        """Its time is up: the best guess so far, said to be one."""
-        look = one.look if one.past is not None else None
-        commit = one.writer.commit(
-            [] if look is None else look.guess.tolist(),
-            steps=0 if look is None else one.steps,
-            settled=look is None,
+    def _expire_before(self, soon: float) -> None:
+        """Finish requests whose deadline falls within the next step, if they have something to return."""
+        for sequence in list(self._sequences.values()):
+            if sequence.has_shown and sequence.deadline <= soon:
+                self._run_isolated(sequence, self._expire, sequence)
+
+    def _expire(self, sequence: SequenceState) -> None:
+        """Finish at the deadline with the best guess so far, marked as provisional."""
+        sample = sequence.sample if sequence.past is not None else None
+        commit = sequence.output.commit(
+            [] if sample is None else sample.guess.tolist(),
+            steps=0 if sample is None else sequence.steps,
+            settled=sample is None,
             is_late=True,
-            logprobs=None if look is None else look.logprobs(),
+            logprobs=None if sample is None else sample.logprobs(),
         )
         if commit.tokens or commit.text or commit.thought:
-            self._say(one, commit)
-        self._finish(one)
+            self._emit(sequence, commit)
+        self._finish(sequence)
 
-    def _finish(self, one: Answering) -> None:
+    def _finish(self, sequence: SequenceState) -> None:
         now = self._clock()
-        self._spend(one, now - self._began)  # the step that is not over yet was its last one
-        self._leave(one, reusable=True)
-        self._say(one, one.finish(now))
+        self._count_time(sequence, now - self._began)  # its last step is still running
+        self._release(sequence, reusable=True)
+        self._emit(sequence, sequence.finish(now))
 
-    def _spend(self, one: Answering, seconds: float) -> None:
-        """Count a step's time; where it both read text and refined a canvas, shared out by their tokens."""
-        work = self._works.get(one.number)
-        if work is None:
+    def _count_time(self, sequence: SequenceState, seconds: float) -> None:
+        """Count a step's time by phase; a step that encodes and denoises is split by tokens."""
+        scheduled = self._scheduled.get(sequence.request_id)
+        if scheduled is None:
             return
-        read = work.stop - work.start
-        refines = work.phase is DENOISE or (work.is_last and one.refines)
+        read = scheduled.stop - scheduled.start
+        refines = scheduled.phase is DENOISE or (scheduled.is_last and sequence.refines)
         refined = self._config.canvas_len if refines else 0
-        for phase, tokens in ((work.phase.name, read), (DENOISE.name, refined)):
-            one.laps[phase] = one.laps.get(phase, 0.0) + seconds * tokens / (read + refined)
+        for phase, tokens in ((scheduled.phase.name, read), (DENOISE.name, refined)):
+            sequence.phase_s[phase] = sequence.phase_s.get(phase, 0.0) + seconds * tokens / (read + refined)
 
-    def _leave(self, one: Answering, *, reusable: bool) -> None:
-        del self._answering[one.number]
-        self._scheduler.remove(one.number, reusable=reusable)
+    def _release(self, sequence: SequenceState, *, reusable: bool) -> None:
+        del self._sequences[sequence.request_id]
+        self._scheduler.remove(sequence.request_id, reusable=reusable)
 
-    def _say(self, one: Answering, event: Event | Failed) -> None:
-        self._told.append((one.number, event))
+    def _emit(self, sequence: SequenceState, event: Event | Failed) -> None:
+        self._outputs.append((sequence.request_id, event))
 
-    def _fail(self, one: Answering, error: Exception) -> None:
-        if one.number in self._answering:
-            self._leave(one, reusable=False)
-        self._say(one, Failed(row=one.request.row, error=error))
+    def _fail(self, sequence: SequenceState, error: Exception) -> None:
+        if sequence.request_id in self._sequences:
+            self._release(sequence, reusable=False)
+        self._emit(sequence, Failed(row=sequence.request.row, error=error))
 
-    def _together(
+    def _run_batched(
         self,
         point: str,
-        items: Sequence[tuple[Answering, *tuple[Any, ...]]],
+        items: Sequence[tuple[SequenceState, *tuple[Any, ...]]],
         compute: Callable[[Any], Sequence[Result]],
     ) -> list[tuple[Any, Result]]:
-        """`compute` for all at once; if that fails, for each alone: whoever fails alone is at fault.
+        """Run `compute` for the batch; if that fails, for each item alone, so that only the faulty one fails.
 
-        So `compute` changes nothing before it is sure to end well.
+        So `compute` may be repeated: it changes nothing that it reads. The caller writes its results, for
+        each request alone (`_run_isolated`).
         """
+        request_ids = [item[0].request_id for item in items]
         try:
-            self._fault(point, [item[0].number for item in items])
-            return list(zip(items, compute(items), strict=True))
+            self._fault(point, request_ids)
+            found = list(zip(items, compute(items), strict=True))
+            self._fault(f"{point}_done", request_ids)
+            return found
         except Exception as error:
             if len(items) == 1:
                 self._fail(items[0][0], error)
                 return []
-        return [pair for item in items for pair in self._together(point, [item], compute)]
+        return [pair for item in items for pair in self._run_batched(point, [item], compute)]
 
-    def _guarded(self, one: Answering, act: Callable[..., Result], *args: Any) -> Result | None:
-        """What `act` gives; if it fails, only `one` does."""
+    def _run_isolated(self, sequence: SequenceState, act: Callable[..., Result], *args: Any) -> Result | None:
+        """The result of `act`; if it fails, only `sequence` fails, and no event of `act` is emitted."""
+        outputs = len(self._outputs)
         try:
-            self._fault(act.__name__, [one.number])
-            return act(*args)
+            self._fault(act.__name__, [sequence.request_id])
+            found = act(*args)
+            self._fault(f"{act.__name__}_done", [sequence.request_id])
+            return found
         except Exception as error:
-            self._fail(one, error)
+            del self._outputs[outputs:]
+            self._fail(sequence, error)
             return None
 
 
-def _certain(given: Given | None, one: Answering) -> tuple[tuple[int, LogProbs], ...]:
-    """What was to be told of a canvas that is fixed as a whole."""
-    begin = len(one.writer.tokens)
-    watched = {} if given is None else given.watch
+def _pinned_log_probs(
+    pinned: PinnedTokens | None, sequence: SequenceState
+) -> tuple[tuple[int, LogProbs], ...]:
+    """The log-probabilities of watched positions of a canvas whose positions are all fixed."""
+    begin = len(sequence.output.tokens)
+    watched = {} if pinned is None else pinned.watch
     return tuple(
-        (at - begin, tuple((word, 0.0 if word == given.fixed[at] else -math.inf) for word in words))
-        for at, words in sorted(watched.items())
-        if given is not None and begin <= at < begin + one.canvas_len and at in given.fixed
+        (at - begin, tuple((token, 0.0 if token == pinned.fixed[at] else -math.inf) for token in tokens))
+        for at, tokens in sorted(watched.items())
+        if pinned is not None and begin <= at < begin + sequence.canvas_len and at in pinned.fixed
     )
 
 
-def _alike(items: Sequence[Item], key: Callable[[Item], Hashable]) -> Iterator[list[Item]]:
+def _group_by(items: Sequence[Item], key: Callable[[Item], Hashable]) -> Iterator[list[Item]]:
     """Items with the same key, in the order in which keys first appear."""
     groups: dict[Hashable, list[Item]] = {}
     for item in items:

@@ -1,4 +1,4 @@
-"""The engine in the caller's own thread: what the Python API runs on."""
+"""The engine in the caller's own thread, for the Python API."""
 
 from __future__ import annotations
 
@@ -7,46 +7,55 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from dgemma.engine.engine import Engine
-from dgemma.engine.memory import Memory
-from dgemma.engine.scheduler import Limits
-from dgemma.engine.service import EngineRequest, Failed
+from dgemma.engine.kv_cache_manager import KVCacheManager
+from dgemma.engine.request import EngineRequest, ValidatedRequest
+from dgemma.engine.scheduler import SchedulerConfig
+from dgemma.engine.service import Failed
 from dgemma.events import Event, Finish
-from dgemma.model.stack import Stack
+from dgemma.model.transformer import Transformer
 from dgemma.text.tokenizer import Tokenizer
 
-PAGE_LEN = 32
-SLOTS = 64
-PIECE = 1024
+BLOCK_SIZE = 32
+MAX_NUM_SEQS = 64
+CHUNK_SIZE = 1024
 
 
 class LocalEngine:
     """Calls in several threads, or streams that are read in turn, share steps.
 
-    Nobody runs ahead of its reader: an answer with unread events rests. Memory grows with what is asked for.
+    A sequence with unread events is paused. The KV cache grows with the requests.
     """
 
-    def __init__(self, stack: Stack, tokenizer: Tokenizer | None) -> None:
-        memory = Memory(page_len=PAGE_LEN, window=stack.config.window)
-        limits = Limits(slots=SLOTS, piece=PIECE, block=stack.execution.encode_block)
-        self._engine = Engine({None: stack}, memory, limits, tokenizer=tokenizer)
+    def __init__(self, stack: Transformer, tokenizer: Tokenizer | None) -> None:
+        kv_manager = KVCacheManager(block_size=BLOCK_SIZE, window=stack.config.window)
+        limits = SchedulerConfig(
+            max_num_seqs=MAX_NUM_SEQS, chunk_size=CHUNK_SIZE, encode_block=stack.execution.encode_block
+        )
+        self._engine = Engine({None: stack}, kv_manager, limits, tokenizer=tokenizer)
         self._lock = threading.Lock()
         self._mail: dict[int, deque[Event | Failed]] = {}
 
     def run(self, requests: Sequence[EngineRequest]) -> Iterator[Event]:
-        """The events of all requests as they happen. Refuses at once; computes when it is read."""
+        """The events of all requests as they happen. Validates at once; computes when it is read."""
         with self._lock:
-            self._engine.have_room_for(requests)
-        return self._events(requests)
+            validated = [
+                self._engine.validate(
+                    request, prompt_name="the prompt" if len(requests) == 1 else f"prompt {index}"
+                )
+                for index, request in enumerate(requests)
+            ]
+            self._engine.reserve(validated)
+        return self._events(validated)
 
-    def _events(self, requests: Sequence[EngineRequest]) -> Iterator[Event]:
+    def _events(self, requests: Sequence[ValidatedRequest]) -> Iterator[Event]:
         mail: deque[Event | Failed] = deque()
-        numbers: list[int] = []
+        request_ids: list[int] = []
         unfinished = len(requests)
         try:
             with self._lock:
                 for request in requests:
-                    numbers.append(self._engine.add(request))
-                    self._mail[numbers[-1]] = mail
+                    request_ids.append(self._engine.add(request))
+                    self._mail[request_ids[-1]] = mail
             while unfinished:
                 if not mail:
                     self._step(mail)
@@ -57,17 +66,17 @@ class LocalEngine:
                 yield event
         finally:
             with self._lock:
-                for number in numbers:
-                    self._engine.cancel(number)
-                    del self._mail[number]
+                for request_id in request_ids:
+                    self._engine.cancel(request_id)
+                    del self._mail[request_id]
 
     def _step(self, mail: deque[Event | Failed]) -> None:
         with self._lock:
             while not mail:
-                resting = [number for number, box in self._mail.items() if box]
-                told = self._engine.step(resting)
-                if not told and not self._engine.num_computed:
-                    # Who rests has every slot: somebody must run ahead.
-                    told = self._engine.step()
-                for number, event in told:
-                    self._mail[number].append(event)
+                resting = [request_id for request_id, box in self._mail.items() if box]
+                outputs = self._engine.step(resting)
+                if not outputs and not self._engine.num_computed:
+                    # Paused sequences have every slot: run all of them.
+                    outputs = self._engine.step()
+                for request_id, event in outputs:
+                    self._mail[request_id].append(event)

@@ -1,9 +1,9 @@
-"""Who computes what in the next step. Decides and counts; imports no torch, reads no clock.
+"""Which sequences compute what in the next step. Imports no torch, reads no clock.
 
-A sequence waits, is let in (a slot, and memory for the longest it may grow), and goes from phase to phase
-until it is finished. Everybody who is in takes part in every step: canvases whole, prompts in pieces that
-share a budget of tokens, in the order in which they came in. So nobody who is in starves, and who waits is
-let in strictly in the order of the queue.
+Continuous batching: every admitted sequence takes part in every step, until it is finished. Canvases are
+denoised whole; prompts are read by chunked prefill, in chunks that share a budget of tokens in the order of
+admission. A sequence is admitted when a slot is free and the blocks for its longest possible context can be
+reserved. Waiting requests are admitted strictly in the order of the queue, so none starves.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dgemma.engine.memory import Holding, Memory
-from dgemma.engine.prefix import KeyChain
+from dgemma.engine.kv_cache_manager import BlockTable, KVCacheManager
+from dgemma.engine.prefix_cache import BlockHashChain
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What a step does for a sequence. An open set: the scheduler asks only this."""
+    """What a step does for a sequence. The scheduler depends only on `extends`."""
 
     name: str
     extends: bool
-    """Whether tokens join the context: then they can be computed in pieces."""
+    """Whether tokens join the context: these can be computed in chunks."""
 
 
 PREFILL = Phase("prefill", extends=True)
@@ -31,70 +31,71 @@ COMMIT = Phase("commit", extends=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class QueuedRequest:
     """A request as the scheduler sees it."""
 
-    number: int
+    request_id: int
     tokens: Sequence[int]  # of the prompt
-    most_tokens: int  # that its context may ever hold
-    root: bytes = b""  # names the weights, with their adapter
-    reusable: int | None = None  # so many of its first tokens need not be computed again; None: all but one
-    turns: Sequence[int] = ()  # lengths of the prompt at which a turn ends: others may go on from there
+    max_len: int  # the most tokens its context may ever hold
+    root: bytes = b""  # names the adapter: prefixes are reused only under the same weights
+    reusable: int | None = None  # leading tokens that may come from the prefix cache; None: all but one
+    turns: Sequence[int] = ()  # prompt lengths at which a turn ends: other requests may continue there
     priority: int = 0  # higher is sooner
     deadline: float | None = None
 
 
 @dataclass(frozen=True)
-class Work:
-    """A sequence's part of a step; where its phase extends the context, from `start` to `stop`."""
+class ScheduledSequence:
+    """A sequence's part of a step; where its phase extends the context, positions `start` to `stop`."""
 
-    number: int
+    request_id: int
     slot: int
     phase: Phase
     start: int
     stop: int
-    is_last: bool  # with it the phase has extended the context as far as it will
+    is_last: bool  # the last chunk of a phase that extends the context
 
 
 @dataclass(frozen=True)
-class Plan:
+class SchedulerOutput:
     admitted: tuple[int, ...]
-    expired: tuple[int, ...]  # their time is up: to be removed by the caller, now
-    work: tuple[Work, ...]
+    expired: tuple[int, ...]  # past their deadline: the caller removes them now
+    scheduled: tuple[ScheduledSequence, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """slots: sequences at a time. piece: prompt tokens per step. block: pieces end at its multiples.
+class SchedulerConfig:
+    """max_num_seqs: sequences at a time. chunk_size: prompt tokens per step, over all sequences.
 
-    patience_s: what one priority is worth. A request is overtaken only by those that come soon enough after
-    it, so that none waits forever.
+    encode_block: chunks end at its multiples, so that exact mode computes the same bits for any chunk size.
+    patience_s: what one step of priority is worth. A request is overtaken only by requests that arrive
+    within this time per step of priority, so that none waits forever.
     """
 
-    slots: int
-    piece: int
-    block: int
+    max_num_seqs: int
+    chunk_size: int
+    encode_block: int
     patience_s: float = 10.0
 
 
 @dataclass
 class _Running:
-    entry: Entry
+    request: QueuedRequest
     slot: int
-    holding: Holding
+    block_table: BlockTable
     phase: Phase
-    target: int  # the length its phase leads to
+    target: int  # the context length at which the phase ends
 
 
 class Scheduler:
-    def __init__(self, memory: Memory, limits: Limits) -> None:
-        assert limits.piece >= limits.block
-        self._memory = memory
-        self._limits = limits
+    def __init__(self, kv_manager: KVCacheManager, config: SchedulerConfig) -> None:
+        assert config.chunk_size >= config.encode_block
+        self._kv_manager = kv_manager
+        self._config = config
         self._queue: list[tuple[float, int]] = []
-        self._waiting: dict[int, Entry] = {}
+        self._waiting: dict[int, QueuedRequest] = {}
         self._running: dict[int, _Running] = {}  # in the order of admission
-        self._slots = list(range(limits.slots - 1, -1, -1))
+        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
 
     @property
     def num_waiting(self) -> int:
@@ -104,116 +105,117 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
-    def is_waiting(self, number: int) -> bool:
-        return number in self._waiting
+    def is_waiting(self, request_id: int) -> bool:
+        return request_id in self._waiting
 
-    def add(self, entry: Entry, now: float) -> None:
-        """Queue a request. Whoever could never be let in is refused before."""
-        assert self._memory.fits(entry.most_tokens)
-        assert 0 < len(entry.tokens) <= entry.most_tokens
-        assert entry.number not in self._waiting
-        assert entry.number not in self._running
-        self._waiting[entry.number] = entry
-        heapq.heappush(self._queue, (now - entry.priority * self._limits.patience_s, entry.number))
+    def add(self, request: QueuedRequest, now: float) -> None:
+        """Queue a request. The caller has rejected requests that could never be admitted."""
+        assert self._kv_manager.fits(request.max_len)
+        assert 0 < len(request.tokens) <= request.max_len
+        assert request.request_id not in self._waiting
+        assert request.request_id not in self._running
+        self._waiting[request.request_id] = request
+        rank = now - request.priority * self._config.patience_s
+        heapq.heappush(self._queue, (rank, request.request_id))
 
-    def plan(self, now: float) -> Plan:
-        """Let in whom there is room for, and share out the next step."""
+    def schedule(self, now: float) -> SchedulerOutput:
+        """Admit waiting requests for which there is capacity, and plan the next step."""
         expired = tuple(self._expired(now))
         admitted = tuple(self._admit(set(expired)))
-        return Plan(admitted, expired, tuple(self._share_out(set(expired))))
+        return SchedulerOutput(admitted, expired, tuple(self._schedule_running(set(expired))))
 
-    def holding(self, number: int) -> Holding:
-        return self._running[number].holding
+    def block_table(self, request_id: int) -> BlockTable:
+        return self._running[request_id].block_table
 
-    def slot(self, number: int) -> int:
-        return self._running[number].slot
+    def slot(self, request_id: int) -> int:
+        return self._running[request_id].slot
 
-    def make_room(self, work: Work) -> Holding:
-        """Pages for what `work` computed; what it read may go."""
-        holding = self._running[work.number].holding
-        assert work.start == holding.length
-        self._memory.grow(holding, work.stop)
-        return holding
+    def allocate(self, scheduled: ScheduledSequence) -> BlockTable:
+        """Blocks for the tokens that were computed; blocks that only this step read may be freed."""
+        table = self._running[scheduled.request_id].block_table
+        assert scheduled.start == table.length
+        self._kv_manager.extend(table, scheduled.stop)
+        return table
 
-    def wrote(self, work: Work) -> bool:
-        """The pages hold what `work` computed: others may find them. -> Whether its phase is over."""
-        running = self._running[work.number]
-        over = work.stop == running.target
-        is_end = over or work.stop in self._ends(running)
-        self._memory.remember(running.holding, tail=running.phase is PREFILL and is_end)
-        return over
+    def mark_computed(self, scheduled: ScheduledSequence) -> bool:
+        """The blocks are written: other requests may reuse them. -> Whether the phase is over."""
+        running = self._running[scheduled.request_id]
+        is_over = scheduled.stop == running.target
+        is_end = is_over or scheduled.stop in self._reuse_points(running)
+        self._kv_manager.cache_blocks(running.block_table, tail=running.phase is PREFILL and is_end)
+        return is_over
 
-    def enter(self, number: int, phase: Phase, tokens: Sequence[int] = ()) -> None:
-        """Its next phase. `tokens` are to join its context."""
-        running = self._running[number]
+    def set_phase(self, request_id: int, phase: Phase, tokens: Sequence[int] = ()) -> None:
+        """Begin the next phase. `tokens` are to join the context."""
+        running = self._running[request_id]
         assert phase.extends == bool(tokens)
         running.phase = phase
-        running.holding.chain.add(tokens)
-        running.target = running.holding.length + len(tokens)
+        running.block_table.chain.add(tokens)
+        running.target = running.block_table.length + len(tokens)
 
-    def remove(self, number: int, *, reusable: bool = False) -> None:
-        """Finished, failed or cancelled. Its slot and pages are free for the next plan.
+    def remove(self, request_id: int, *, reusable: bool = False) -> None:
+        """A request finished, failed or was cancelled. Its slot and blocks are free for the next step.
 
-        reusable: others may go on from where its context ends.
+        reusable: other requests may continue from the end of its context.
         """
-        if self._waiting.pop(number, None) is not None:
+        if self._waiting.pop(request_id, None) is not None:
             return
-        running = self._running.pop(number)
+        running = self._running.pop(request_id)
         if reusable:
-            self._memory.remember(running.holding, tail=True)
-        self._memory.close(running.holding)
-        self._slots.append(running.slot)
+            self._kv_manager.cache_blocks(running.block_table, tail=True)
+        self._kv_manager.free(running.block_table)
+        self._free_slots.append(running.slot)
 
     def _expired(self, now: float) -> Iterator[int]:
-        for entry in (*self._waiting.values(), *(running.entry for running in self._running.values())):
-            if entry.deadline is not None and entry.deadline <= now:
-                yield entry.number
+        for request in (*self._waiting.values(), *(running.request for running in self._running.values())):
+            if request.deadline is not None and request.deadline <= now:
+                yield request.request_id
 
     def _admit(self, expired: set[int]) -> Iterator[int]:
-        while self._slots and self._queue:
-            _, number = self._queue[0]
-            entry = self._waiting.get(number)
-            if entry is not None and number not in expired:
-                chain = KeyChain(self._memory.page_len, entry.root)
-                chain.add(entry.tokens)
-                # The last token is computed in any case: something must be.
-                most = len(entry.tokens) - 1
-                most = most if entry.reusable is None else min(most, entry.reusable)
-                holding = self._memory.open(chain, entry.most_tokens, reusable=most)
-                if holding is None:
-                    return  # nobody overtakes: those who are in will finish and make room
-                del self._waiting[number]
-                slot = self._slots.pop()
-                self._running[number] = _Running(entry, slot, holding, PREFILL, len(entry.tokens))
-                yield number
+        while self._free_slots and self._queue:
+            _, request_id = self._queue[0]
+            request = self._waiting.get(request_id)
+            if request is not None and request_id not in expired:
+                chain = BlockHashChain(self._kv_manager.block_size, request.root)
+                chain.add(request.tokens)
+                # The last token is always computed: sampling needs its hidden state.
+                reusable = len(request.tokens) - 1
+                reusable = reusable if request.reusable is None else min(reusable, request.reusable)
+                table = self._kv_manager.allocate(chain, request.max_len, reusable=reusable)
+                if table is None:
+                    return  # no overtaking: running sequences will finish and free their blocks
+                del self._waiting[request_id]
+                slot = self._free_slots.pop()
+                self._running[request_id] = _Running(request, slot, table, PREFILL, len(request.tokens))
+                yield request_id
             heapq.heappop(self._queue)
 
-    def _share_out(self, expired: set[int]) -> Iterator[Work]:
-        left = self._limits.piece
-        for number, running in self._running.items():
-            if number in expired:
+    def _schedule_running(self, expired: set[int]) -> Iterator[ScheduledSequence]:
+        budget = self._config.chunk_size
+        for request_id, running in self._running.items():
+            if request_id in expired:
                 continue
-            start = running.holding.length
+            start = running.block_table.length
             stop = running.target
             if running.phase is PREFILL:
-                stop = self._piece_end(running, left)
+                stop = self._chunk_end(running, budget)
                 if stop <= start:
                     continue
-                left -= stop - start
+                budget -= stop - start
             is_last = running.phase.extends and stop == running.target
-            yield Work(number, running.slot, running.phase, start, stop, is_last)
+            yield ScheduledSequence(request_id, running.slot, running.phase, start, stop, is_last)
 
-    def _piece_end(self, running: _Running, budget: int) -> int:
-        start = running.holding.length
+    def _chunk_end(self, running: _Running, budget: int) -> int:
+        start = running.block_table.length
         end = min(running.target, start + budget)
         if end < running.target:
-            end = end // self._limits.block * self._limits.block
-        return min([end, *(stop for stop in self._ends(running) if stop > start)])
+            end = end // self._config.encode_block * self._config.encode_block
+        return min([end, *(stop for stop in self._reuse_points(running) if stop > start)])
 
-    def _ends(self, running: _Running) -> set[int]:
-        """Where a piece ends so that others may go on from there: at the last page that is whole."""
-        page_len, prompt = self._memory.page_len, len(running.entry.tokens)
-        # Its last token is always computed: of a prompt of whole pages, the last page is never used again.
-        last = 0 if prompt % page_len else prompt - page_len
-        lengths = (*running.entry.turns, running.holding.branch, last)
-        return {length // page_len * page_len for length in lengths}
+    def _reuse_points(self, running: _Running) -> set[int]:
+        """Lengths at which a chunk ends so that others may continue there: ends of complete blocks."""
+        block_size, prompt_len = self._kv_manager.block_size, len(running.request.tokens)
+        # The last token is always computed: of a prompt of complete blocks, the last one is never reused.
+        last = 0 if prompt_len % block_size else prompt_len - block_size
+        lengths = (*running.request.turns, running.block_table.branch, last)
+        return {length // block_size * block_size for length in lengths}

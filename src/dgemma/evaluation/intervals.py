@@ -1,9 +1,11 @@
-"""How sure a figure is: 95 % intervals for shares, means, and differences of two runs. No torch.
+"""95 % confidence intervals of proportions, means, and paired differences of two runs. No torch.
 
-- Scores that are all 0 or 1: Wilson's interval, which holds its promise for few examples and near 0 and 1.
+- Scores that are all 0 or 1: Wilson's score interval, whose coverage holds for few examples and near 0 and 1.
 - Other scores: Student's t.
-- Two runs on the same examples: Newcombe's interval for paired shares (1998, method 10), t for the
-  differences of other scores, and an exact sign test, which for 0 and 1 is McNemar's.
+- Two runs on the same examples: Newcombe's interval for paired proportions (1998, method 10), t for the
+  differences of other scores, and an exact sign test, which for 0 and 1 is McNemar's test.
+
+SciPy computes the distributions; it is imported when the first interval is computed.
 """
 
 from __future__ import annotations
@@ -12,13 +14,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 from dgemma.errors import InputError
 
 LEVEL = 0.95
-_Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+
+
+def require_scipy() -> Any:
+    """`scipy.stats`, or an error with the remedy. Call it before a long run that computes intervals."""
+    try:
+        from scipy import stats
+    except ImportError as error:
+        raise InputError(
+            f"SciPy cannot be imported ({error}); intervals of scores need it. "
+            "Run: pip install 'dgemma[eval]'"
+        ) from None
+    return stats
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean and its interval, which one value alone does not have unless it is 0 or 1."""
+    """A mean and its interval; a single value has an interval only if it is 0 or 1."""
 
     n: int
     mean: float
@@ -61,29 +74,28 @@ class Difference:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of `values` with the interval that suits them."""
+    """The mean of `values` with its interval: Wilson's if all are 0 or 1, else Student's t."""
     if not values:
-        raise InputError("values is empty; an estimate needs at least one value.")
+        raise InputError.about("values", "is empty; an estimate needs at least one value.")
     if _are_binary(values):
         interval: Interval | None = wilson(int(sum(values)), len(values))
         return Estimate(n=len(values), mean=fmean(values), interval=interval, method="wilson")
     return Estimate(n=len(values), mean=fmean(values), interval=t_interval(values), method="t")
 
 
+@cache
 def wilson(successes: int, n: int) -> Interval:
-    """Wilson's score interval for a share."""
+    """Wilson's score interval of a proportion."""
     if n < 1 or not 0 <= successes <= n:
-        raise InputError(f"successes is {successes} of n {n}; it must be from 0 to n, and n at least 1.")
-    share, z2 = successes / n, _Z * _Z
-    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = _Z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    # Exactly 0 and 1 at the ends, where rounding would miss them.
-    low = 0.0 if successes == 0 else centre - half
-    return Interval(low, 1.0 if successes == n else centre + half)
+        raise InputError.about(
+            "successes", f"is {successes} of n {n}; it must be from 0 to n, and n at least 1."
+        )
+    found = require_scipy().binomtest(successes, n).proportion_ci(LEVEL, method="wilson")
+    return Interval(float(found.low), float(found.high))
 
 
 def t_interval(values: Sequence[float]) -> Interval | None:
-    """Student's interval for a mean; None for fewer than two values, which show no spread."""
+    """Student's interval of a mean; None for fewer than two values, which have no variance."""
     if len(values) < 2:
         return None
     mean = fmean(values)
@@ -92,28 +104,15 @@ def t_interval(values: Sequence[float]) -> Interval | None:
 
 
 @cache
-def t_quantile(freedom: int) -> float:
-    """The value that Student's t with `freedom` degrees stays within, 95 % of the time."""
-    if freedom < 1:
-        raise InputError(f"freedom is {freedom}; it must be at least 1.")
-    if freedom > 200:
-        # Cornish and Fisher's expansion: right to 1e-9 here, where the sums below get long.
-        z, v = _Z, freedom
-        return (
-            z
-            + (z**3 + z) / (4 * v)
-            + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
-            + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
-        )
-    low, high = 0.0, 100.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _t_within(middle, freedom) < LEVEL else (low, middle)
-    return (low + high) / 2
+def t_quantile(degrees: int) -> float:
+    """The two-sided 95 % quantile of Student's t with `degrees` degrees of freedom."""
+    if degrees < 1:
+        raise InputError.about("degrees", f"is {degrees}; it must be at least 1.")
+    return float(require_scipy().t.ppf((1 + LEVEL) / 2, degrees))
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """How much the second run differs from the first on the same examples, in the same order."""
+    """The difference of the second run from the first on the same examples, in the same order."""
     if len(first) != len(second) or not first:
         raise InputError(
             f"the runs have {len(first)} and {len(second)} values; a paired difference needs the same "
@@ -133,17 +132,18 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Differ
     )
 
 
+@cache
 def sign_test(higher: int, lower: int) -> float:
-    """Two-sided exact probability of so uneven a split, or more, if both ways were equally likely."""
+    """Two-sided exact p-value of the split under equal odds."""
     if min(higher, lower) < 0:
         raise InputError(f"higher is {higher}, lower is {lower}; counts are not negative.")
-    trials = higher + lower
-    tail = sum(math.comb(trials, k) for k in range(min(higher, lower) + 1))
-    return min(1.0, 2 * tail / (1 << trials))
+    if higher + lower == 0:
+        return 1.0
+    return float(require_scipy().binomtest(min(higher, lower), higher + lower).pvalue)
 
 
 def _newcombe(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Wilson's intervals of both shares, joined with their correlation."""
+    """Wilson's intervals of both proportions, combined with their correlation."""
     pairs = [(bool(b), bool(a)) for a, b in zip(first, second, strict=True)]
     both, only_second, only_first, neither = (
         pairs.count(kind) for kind in ((True, True), (True, False), (False, True), (False, False))
@@ -154,27 +154,13 @@ def _newcombe(first: Sequence[float], second: Sequence[float]) -> Interval:
     product = (both + only_second) * (only_first + neither) * (both + only_first) * (only_second + neither)
     excess: float = both * neither - only_second * only_first
     if excess > 0:
-        excess = max(excess - n / 2, 0)  # method 10's correction: a correlation is not overstated
+        excess = max(excess - n / 2, 0)  # continuity correction of method 10
     phi = excess / math.sqrt(product) if product else 0.0
     below, above = p2 - w2.low, w1.high - p1
     low = p2 - p1 - math.sqrt(max(0.0, below**2 - 2 * phi * below * above + above**2))
     below, above = p1 - w1.low, w2.high - p2
     high = p2 - p1 + math.sqrt(max(0.0, below**2 - 2 * phi * below * above + above**2))
     return Interval(low, high)
-
-
-def _t_within(value: float, freedom: int) -> float:
-    """Probability that |t| <= value: the finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4."""
-    angle = math.atan(value / math.sqrt(freedom))
-    cos2 = math.cos(angle) ** 2
-    odd = freedom % 2
-    term = math.cos(angle) if odd else 1.0
-    total = term if freedom > 1 else 0.0
-    for k in range(2 + odd, freedom - 1, 2):
-        term *= cos2 * (k - 1) / k
-        total += term
-    total *= math.sin(angle)
-    return (angle + total) * 2 / math.pi if odd else total
 
 
 def _are_binary(values: Sequence[float]) -> bool:

@@ -1,4 +1,4 @@
-"""How likely the causal door finds a continuation: teacher forcing through `encode`, in pieces."""
+"""Log-likelihood of a continuation under the causal pass: teacher forcing through `encode`, in chunks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from dgemma.errors import InputError
 if TYPE_CHECKING:
     from dgemma.language_model import LanguageModel
 
-# Shapes: rows = texts of a batch, tokens = tokens of a piece, places = positions that predict something.
+# Shapes: rows = texts of a batch, tokens = tokens of a chunk, places = positions that predict a token.
 
-_PIECE = 512  # tokens encoded at once
+_CHUNK_LEN = 512  # tokens encoded at once
 _MAX_LOGITS = 16 << 20  # numbers of [places, vocabulary] held at once
 
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Natural logarithm of a continuation's probability, and whether each of its tokens is the likeliest."""
+    """Natural logarithm of a continuation's probability, and whether each of its tokens is the argmax."""
 
     log_prob: float
     is_greedy: bool
@@ -30,14 +30,17 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class TokenPair:
-    """What stands, and what shall follow."""
+    """A context and the continuation to score."""
 
     context: tuple[int, ...]
     continuation: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if not self.context:
-            raise InputError("the context is empty; give at least one token, such as the beginning of text.")
+            raise InputError(
+                "the context is empty; give at least one token, such as the beginning of text.",
+                field="context",
+            )
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -47,10 +50,9 @@ class TokenPair:
 def log_likelihoods(
     lm: LanguageModel, pairs: Sequence[TokenPair], *, batch: int = 1
 ) -> Iterator[tuple[int, Likelihood]]:
-    """(number of the pair, its likelihood), long ones first, so that rows of a batch are of a length.
+    """(index of the pair, its likelihood). Long pairs first, so that rows of a batch have similar lengths.
 
-    This is the likelihood of the encoder, the same weights read left to right. What diffusion would write
-    has no likelihood that can be computed.
+    This is the likelihood of the encoder, the causal pass. The likelihood under diffusion cannot be computed.
     """
     order = sorted(range(len(pairs)), key=lambda number: -len(pairs[number].inputs))
     for begin in range(0, len(order), batch):
@@ -66,31 +68,31 @@ def _batch_likelihoods(lm: LanguageModel, pairs: Sequence[TokenPair]) -> list[Li
         tokens[row, : len(pair.inputs)] = torch.tensor(pair.inputs)
     cache = lm.new_cache(batch=len(pairs), capacity=longest)
     totals, greedy = [0.0] * len(pairs), [True] * len(pairs)
-    for begin in range(0, longest, _PIECE):
-        piece = tokens[:, begin : begin + _PIECE]
-        lengths = [min(max(len(pair.inputs) - begin, 0), piece.shape[1]) for pair in pairs]
-        hidden = lm.encode(piece, cache, lengths=lengths)
+    for begin in range(0, longest, _CHUNK_LEN):
+        chunk = tokens[:, begin : begin + _CHUNK_LEN]
+        lengths = [min(max(len(pair.inputs) - begin, 0), chunk.shape[1]) for pair in pairs]
+        hidden = lm.encode(chunk, cache, lengths=lengths)
         places = [
             place for row, pair in enumerate(pairs) for place in _places(row, pair, begin, lengths[row])
         ]
-        for row, log_prob, hit in _look_up(lm, hidden, places):
+        for row, log_prob, hit in _log_probs(lm, hidden, places):
             totals[row] += log_prob
             greedy[row] &= hit
     return [Likelihood(*found) for found in zip(totals, greedy, strict=True)]
 
 
 def _places(row: int, pair: TokenPair, begin: int, length: int) -> Iterator[tuple[int, int, int]]:
-    """(row, position in the piece, token that follows) for each position that predicts the continuation."""
+    """(row, position in the chunk, token that follows) for each position that predicts the continuation."""
     first = len(pair.context) - 1
     for position in range(max(first, begin), begin + length):
-        # The last token of all is predicted, never read.
+        # The last token is predicted but is not an input.
         yield row, position - begin, pair.continuation[position - first]
 
 
-def _look_up(
+def _log_probs(
     lm: LanguageModel, hidden: Tensor, places: Sequence[tuple[int, int, int]]
 ) -> Iterator[tuple[int, float, bool]]:
-    """(row, log-probability, likeliest?) of each place, never with all places' logits at once."""
+    """(row, log-probability, whether it is the argmax) of each place, a block of places at a time."""
     size = max(1, _MAX_LOGITS // lm.config.vocab_size)
     for begin in range(0, len(places), size):
         rows, positions, followers = zip(*places[begin : begin + size], strict=True)

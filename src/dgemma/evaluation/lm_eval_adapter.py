@@ -2,7 +2,7 @@
 
     python -m dgemma.evaluation.lm_eval_adapter run --model dgemma --model_args pretrained=DIR --tasks ...
 
-is the command `lm_eval` with the model "dgemma" registered; `register()` does that for a program of your own.
+is the command `lm_eval` with the model "dgemma" registered; `register()` does the same in your own program.
 From Python: `lm_eval.simple_evaluate(model=DgemmaLM(lm), tasks=[...])`.
 """
 
@@ -35,7 +35,7 @@ def import_lm_eval(module: str) -> Any:
 
 
 def main() -> int:
-    """The command `lm_eval`, with our model."""
+    """The command `lm_eval` with the model "dgemma"."""
     try:
         register()
         import_lm_eval("lm_eval.__main__").cli_evaluate()

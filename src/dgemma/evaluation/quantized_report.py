@@ -1,4 +1,4 @@
-"""What quantizing did to a model: how far its distributions moved, and what that costs in steps and score."""
+"""Compare a quantized model with the original: distributions, steps per canvas and task scores."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dgemma.evaluation.plan import Plan
-from dgemma.evaluation.prompt_reader import PromptReader
 from dgemma.evaluation.runner import Evaluation
-from dgemma.evaluation.task import Task
+from dgemma.evaluation.task import EvaluationPlan, PromptReader, Task
 from dgemma.language_model import LanguageModel
 
-# Shapes: canvas = positions of one canvas, words = the vocabulary.
+# Shapes: canvas = positions of one canvas, vocabulary = its tokens.
 
 _PROMPTS = (
     "Write a function that reverses a list without using reversed().",
@@ -28,16 +26,16 @@ _PROMPTS = (
     'Return JSON with the fields "name" and "age" for a made-up person.',
     "Continue the story: The lighthouse keeper had not spoken for eleven days.",
 )
-_POSITIONS = 64  # of which logits are held at once: two models' [64, 262,144] are 134 MB
+_POSITIONS = 64  # whose logits are held at once: [64, 262,144] of two models are 134 MB
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedReport:
-    """`plain` is the original. Distributions are of one denoise step over half-noised answers of its own."""
+    """`plain` is the original. Distributions are of one denoise step over its half-noised answers."""
 
     prompts: int
     kl_nats: float  # mean over positions of KL(plain, quantized)
-    argmax_agreement: float  # share of positions whose likeliest word is the same
+    argmax_agreement: float  # share of positions whose argmax token is the same
     steps_per_canvas: tuple[float, float]  # plain, quantized
     bytes: tuple[int, int]
     task: str | None = None
@@ -47,17 +45,17 @@ class QuantizedReport:
         return asdict(self)
 
     def page(self) -> str:
-        plain, coded = self.bytes
+        plain, quantized = self.bytes
         lines = [
             f"{'':<28}{'plain':>12}{'quantized':>12}",
-            f"{'weights':<28}{_size(plain):>12}{_size(coded):>12}",
+            f"{'weights':<28}{_size(plain):>12}{_size(quantized):>12}",
             f"{'steps per canvas':<28}{self.steps_per_canvas[0]:>12.2f}{self.steps_per_canvas[1]:>12.2f}",
         ]
         for name, (before, after) in (self.scores or {}).items():
             lines.append(f"{f'{self.task}: {name}':<28}{before:>12.4f}{after:>12.4f}")
         lines.append(
             f"one step over {self.prompts} half-noised answers: KL {self.kl_nats:.2e} nats a position, "
-            f"the likeliest word is the same at {self.argmax_agreement:.2%} of them"
+            f"the argmax token is the same at {self.argmax_agreement:.2%} of them"
         )
         return "\n".join(lines)
 
@@ -71,12 +69,14 @@ def compare(
     limit: int = 100,
     seed: int = 0,
 ) -> QuantizedReport:
-    """Ask both the same (token ids) with the same seeds. `task`: also its scores over `limit` examples."""
+    """Run both models on the same prompts (token ids) and seeds. `task`: also compare its scores."""
     length = plain.config.canvas_len
     seeds = list(range(seed, seed + len(prompts)))
-    options = {"seeds": seeds, "max_tokens": length, "decode": "diffuse"}
-    answers = [lm.generate([list(ids) for ids in prompts], **options) for lm in (plain, quantized)]
-    steps = tuple(_mean([s for answer in mine for s in answer.steps]) for mine in answers)
+    answers = [
+        lm.generate([list(ids) for ids in prompts], seeds=seeds, max_tokens=length, decode="diffuse")
+        for lm in (plain, quantized)
+    ]
+    steps = tuple(_mean([s for answer in of_model for s in answer.steps]) for of_model in answers)
     gaps, same = [], []
     for prompt, answer, number in zip(prompts, answers[0], seeds, strict=True):
         canvas = _half_noised(answer.tokens, plain.config.vocab_size, length, number)
@@ -95,7 +95,7 @@ def compare(
 
 
 def prompts_for(lm: LanguageModel, task: Task[Any] | None, count: int = 8) -> list[tuple[int, ...]]:
-    """The task's first prompts; without a task some of our own, or any tokens where there is no tokenizer."""
+    """The task's first prompts; without a task, built-in prompts, or random tokens without a tokenizer."""
     if task is not None:
         reader = PromptReader(lm=lm, raw=bool(getattr(task, "raw", False)))
         return [reader.ids(task.prompt(example)) for example in islice(task.examples(), count)]
@@ -107,7 +107,7 @@ def prompts_for(lm: LanguageModel, task: Task[Any] | None, count: int = 8) -> li
 
 
 def _half_noised(tokens: Sequence[int], vocab_size: int, length: int, seed: int) -> Tensor:
-    """An answer's first canvas with every other token, at random, replaced by any word."""
+    """The first canvas of an answer, with each token replaced by a random one with probability 1/2."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randint(vocab_size, (length,), generator=generator)
     kept = torch.rand(length, generator=generator) < 0.5
@@ -139,10 +139,10 @@ def _scores(
 ) -> dict[str, tuple[float, float]]:
     means = []
     for lm in (plain, quantized):
-        evaluation = Evaluation(lm, task, Plan(limit=limit, batch=16, seed=seed))
+        evaluation = Evaluation(lm, task, EvaluationPlan(limit=limit, batch=16, seed=seed))
         for _ in evaluation.run():
             pass
-        means.append({name: score.mean for name, score in evaluation.report().scores.items()})
+        means.append(evaluation.report().score_means)
     return {name: (means[0][name], means[1][name]) for name in means[0]}
 
 

@@ -1,26 +1,28 @@
-"""What a run showed: scores with their intervals, steps, speed, and what failed. No torch."""
+"""The report of an evaluation: scores with confidence intervals, steps, speed and failures. No torch."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from dgemma.evaluation.intervals import Estimate, estimate
-from dgemma.evaluation.result import Result
+from dgemma.errors import InputError
+from dgemma.evaluation.intervals import Difference, Estimate, estimate, paired_difference
+from dgemma.evaluation.results import ExampleResult
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class EvaluationReport:
     """The figures of a run, all computed from its results."""
 
     task: str
     model: str
     settings: Mapping[str, Any]
-    results: tuple[Result, ...]
-    stopped: str | None = None  # why it ended before the last example
+    results: tuple[ExampleResult, ...]
+    stopped: str | None = None  # why the run ended before the last example
 
     @property
     def n(self) -> int:
@@ -35,20 +37,26 @@ class Report:
         return scores_of(self.results, score_names(self.results))
 
     @property
-    def groups(self) -> dict[str, tuple[Result, ...]]:
+    def score_means(self) -> dict[str, float]:
+        """The mean of each score, without an interval."""
+        values = _score_values(self.results, score_names(self.results))
+        return {name: fmean(found) for name, found in values.items()}
+
+    @property
+    def groups(self) -> dict[str, tuple[ExampleResult, ...]]:
         """The results of each group, in the groups' alphabetical order."""
         names = sorted({group for result in self.results for group in result.groups})
         return {name: tuple(r for r in self.results if name in r.groups) for name in names}
 
     @property
     def steps_mean(self) -> float | None:
-        """Denoise steps per canvas; None where nothing was diffused."""
+        """Mean denoise steps per canvas; None if no canvas was denoised."""
         steps = self._steps
         return sum(steps) / len(steps) if steps else None
 
     @property
     def steps_p90(self) -> int | None:
-        """Nine of ten canvases took at most so many steps."""
+        """The 90th percentile of denoise steps per canvas."""
         steps = sorted(self._steps)
         return steps[math.ceil(0.9 * len(steps)) - 1] if steps else None
 
@@ -59,7 +67,7 @@ class Report:
 
     @property
     def seconds_per_example(self) -> float | None:
-        """Mean seconds of a batch over its rows, of the examples that got an answer."""
+        """Mean seconds per answered example: the time of a batch divided by its rows."""
         return sum(w.seconds for w in self._written) / len(self._written) if self._written else None
 
     @property
@@ -112,23 +120,59 @@ class Report:
         return [count for written in self._written for count in written.steps]
 
 
-def score_names(results: Sequence[Result]) -> list[str]:
+def score_names(results: Sequence[ExampleResult]) -> list[str]:
     return list(dict.fromkeys(name for result in results for name in result.scores))
 
 
-def scores_of(results: Sequence[Result], names: Sequence[str]) -> dict[str, Estimate]:
-    """Each score over the results that have it. A failed example counts 0: leaving it out would flatter."""
+def scores_of(results: Sequence[ExampleResult], names: Sequence[str]) -> dict[str, Estimate]:
+    """Each score over its results. A failed example counts 0; omitting it would raise the mean."""
+    return {name: estimate(found) for name, found in _score_values(results, names).items()}
+
+
+def _score_values(results: Sequence[ExampleResult], names: Sequence[str]) -> dict[str, list[float]]:
     values = {
         name: [v for v in (score_value(result, name) for result in results) if v is not None]
         for name in names
     }
-    return {name: estimate(found) for name, found in values.items() if found}
+    return {name: found for name, found in values.items() if found}
 
 
-def score_value(result: Result, name: str) -> float | None:
-    """A result's score, 0 if it failed; None where its task gave none of this name."""
+def score_value(result: ExampleResult, name: str) -> float | None:
+    """The score of a result, 0 if it failed; None if it has no score of this name."""
     return 0.0 if result.failure is not None else result.scores.get(name)
 
 
 def _json(scores: Mapping[str, Estimate]) -> dict[str, Any]:
     return {name: found.to_json() for name, found in scores.items()}
+
+
+def compare(first: Iterable[ExampleResult], second: Iterable[ExampleResult]) -> dict[str, Difference]:
+    """Second minus first on the examples of both runs: each score, and `steps`, the mean per canvas."""
+    pairs = _pairs(first, second)
+    differences: dict[str, Difference] = {}
+    for name in score_names([result for pair in pairs for result in pair]):
+        values = [(score_value(a, name), score_value(b, name)) for a, b in pairs]
+        both = [(a, b) for a, b in values if a is not None and b is not None]
+        if both:
+            differences[name] = paired_difference([a for a, _ in both], [b for _, b in both])
+    steps = [(a.written.steps, b.written.steps) for a, b in pairs if a.written and b.written]
+    means = [(sum(a) / len(a), sum(b) / len(b)) for a, b in steps if a and b]
+    if means:
+        differences["steps"] = paired_difference([a for a, _ in means], [b for _, b in means])
+    return differences
+
+
+def _pairs(
+    first: Iterable[ExampleResult], second: Iterable[ExampleResult]
+) -> list[tuple[ExampleResult, ExampleResult]]:
+    known = {result.number: result for result in first}
+    pairs = [(known[result.number], result) for result in second if result.number in known]
+    if not pairs:
+        raise InputError("the two runs have no example in common; run the same task in both.")
+    for a, b in pairs:
+        if a.mark != b.mark:
+            raise InputError(
+                f"example {a.number} is another one in the other run; only runs of the same task can be "
+                "compared."
+            )
+    return pairs

@@ -1,7 +1,8 @@
-"""Running a task: examples in batches, each with its own seed, results kept as they come."""
+"""Run a task: examples in batches, each with its own seed; results are written at once."""
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,19 +14,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dgemma.errors import DgemmaError, InputError
-from dgemma.evaluation.fingerprint import fingerprint
-from dgemma.evaluation.plan import Plan
-from dgemma.evaluation.prompt_reader import PromptReader
-from dgemma.evaluation.report import Report
-from dgemma.evaluation.result import Result, Written, mark_of, seed_of
-from dgemma.evaluation.results_file import ResultsFile, StoredRun, stored_run
-from dgemma.evaluation.task import CheckedTask, Task
+from dgemma.evaluation.intervals import require_scipy
+from dgemma.evaluation.report import EvaluationReport
+from dgemma.evaluation.results import (
+    AnswerStats,
+    ExampleResult,
+    ResultsFile,
+    StoredRun,
+    mark_of,
+    seed_of,
+    stored_run,
+)
+from dgemma.evaluation.task import CheckedTask, EvaluationPlan, PromptReader, Task
 from dgemma.events import Answer
 
 if TYPE_CHECKING:
     from dgemma.language_model import LanguageModel
 
-# What one example may die of without ending the run.
+
+# Errors of one example that do not end the run.
 _FAILURES = (DgemmaError, MemoryError, torch.OutOfMemoryError)
 
 
@@ -42,14 +49,15 @@ def evaluate(
     thinking: bool = False,
     out: str | Path | None = None,
     model: str = "",
-    progress: Callable[[Result], None] | None = None,
-) -> Report:
-    """Run `task` and report. See `Plan` for the options.
+    progress: Callable[[ExampleResult], None] | None = None,
+) -> EvaluationReport:
+    """Run `task` and report. See `EvaluationPlan` for the options.
 
-    out: a file of JSON lines that grows with the run; one of equal settings is gone on with.
-    model: what the report shall call the model. progress: called with each result.
+    out: a JSON Lines file of the results; a file with equal settings is continued.
+    model: the name of the model in the report. progress: called with each result.
     """
-    plan = Plan(
+    require_scipy()
+    plan = EvaluationPlan(
         limit=limit, batch=batch, options=options or {}, seed=seed, raw=raw, system=system, thinking=thinking
     )
     evaluation = Evaluation(lm, task, plan, out=out, model=model)
@@ -60,8 +68,8 @@ def evaluate(
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """An example that is ready for the model."""
+class _PendingExample:
+    """An example whose prompt is tokenized."""
 
     number: int
     example: Any
@@ -71,13 +79,13 @@ class _Asked:
 
 
 class Evaluation:
-    """One run of a task, to be watched, and to be reported on at any time."""
+    """One run of a task. `run` yields each result; `report` can be called at any time."""
 
     def __init__(
         self,
         lm: LanguageModel,
         task: Task[Any],
-        plan: Plan,
+        plan: EvaluationPlan,
         *,
         out: str | Path | None = None,
         model: str = "",
@@ -88,28 +96,28 @@ class Evaluation:
         self._reader = PromptReader(lm=lm, raw=raw, system=plan.system, thinking=plan.thinking)
         params = plan.params(lm.generation_defaults, self._task.options(), task_name=self._task.name)
         self._options = {name: value for name, value in asdict(params).items() if name != "seed"}
-        execution = lm.stack.execution
+        execution = lm.transformer.execution
         self._settings: dict[str, Any] = {
             "task": self._task.name, "weights": fingerprint(lm),
             "dtype": str(lm.dtype).removeprefix("torch."), "device": lm.device.type,
             "exact": execution.exact, "compiled": execution.fused_vocabulary,
             "raw": raw, "system": plan.system, "thinking": plan.thinking, "options": self._options,
         }  # fmt: skip
-        held = None if out is None else stored_run(out)
-        self._seed = _seed(plan.seed, held)
+        stored = None if out is None else stored_run(out)
+        self._seed = _seed(plan.seed, stored)
         self._settings["seed"] = self._seed
         self._examples, self.total = self._task.examples()
         if plan.limit is not None:
             self.total = plan.limit if self.total is None else min(self.total, plan.limit)
-        self._file = None if out is None else ResultsFile(out, held, model=model, settings=self._settings)
-        self.num_held = 0 if held is None else len(held.results)
-        self._results: dict[int, Result] = {}
+        self._file = None if out is None else ResultsFile(out, stored, model=model, settings=self._settings)
+        self.num_stored = 0 if stored is None else len(stored.results)
+        self._results: dict[int, ExampleResult] = {}
         self._stopped: str | None = "it was not run to its end"
 
-    def report(self) -> Report:
+    def report(self) -> EvaluationReport:
         """The results so far."""
         results = tuple(result for _, result in sorted(self._results.items()))
-        return Report(
+        return EvaluationReport(
             task=self._task.name,
             model=self._model,
             settings=self._settings,
@@ -117,16 +125,16 @@ class Evaluation:
             stopped=self._stopped,
         )
 
-    def run(self) -> Iterator[Result]:
-        """Each result when it is there: those of the file first, as their examples come by."""
+    def run(self) -> Iterator[ExampleResult]:
+        """Yield each result when it is computed. Results of the file are yielded without a new run."""
         try:
             yield from self._run()
         finally:
             if self._file is not None:
                 self._file.close()
 
-    def _run(self) -> Iterator[Result]:
-        waiting: list[_Asked] = []
+    def _run(self) -> Iterator[ExampleResult]:
+        waiting: list[_PendingExample] = []
         ended: str | None = None
         numbered = enumerate(islice(self._examples, self._plan.limit))
         while True:
@@ -135,11 +143,11 @@ class Evaluation:
             except StopIteration:
                 break
             except InputError as error:
-                # The task's own error: what was asked before it is still answered.
+                # An error of the task: the examples before it still run.
                 ended = f"example {len(self._results) + len(waiting)}: {error}"
                 break
             ready = self._prepare(number, example)
-            if isinstance(ready, Result):
+            if isinstance(ready, ExampleResult):
                 yield self._keep(ready)
                 continue
             waiting.append(ready)
@@ -151,8 +159,8 @@ class Evaluation:
             raise InputError(ended or f"task {self._task.name!r} has no examples; there is nothing to run.")
         self._stopped = ended
 
-    def _prepare(self, number: int, example: Any) -> _Asked | Result:
-        """An example to be asked; or its result, if it has one already, or cannot be asked."""
+    def _prepare(self, number: int, example: Any) -> _PendingExample | ExampleResult:
+        """The tokenized example; or its result, if it is stored already or its prompt failed."""
         groups: tuple[str, ...] = ()
         prompt = None
         failure = ""
@@ -169,12 +177,12 @@ class Evaluation:
             return stored
         if failure:
             return self._result(number, mark, groups, failure=failure)
-        return _Asked(number, example, mark, groups, ids)
+        return _PendingExample(number, example, mark, groups, ids)
 
-    def _stored(self, number: int, mark: str) -> Result | None:
-        held = self._file.stored if self._file is not None else None
-        result = held.results.get(number) if held is not None else None
-        # What failed is tried again: its cause may have been mended.
+    def _stored(self, number: int, mark: str) -> ExampleResult | None:
+        run = self._file.stored if self._file is not None else None
+        result = run.results.get(number) if run is not None else None
+        # Failed examples run again: the cause may be fixed.
         if self._file is None or result is None or result.failure is not None:
             return None
         if result.mark != mark:
@@ -184,51 +192,76 @@ class Evaluation:
             )
         return result
 
-    def _answer(self, asked: Sequence[_Asked]) -> Iterator[Result]:
-        for one, answer, seconds in self._generate(asked):
+    def _answer(self, batch: Sequence[_PendingExample]) -> Iterator[ExampleResult]:
+        for pending, answer, seconds in self._generate(batch):
             if isinstance(answer, BaseException):
                 failure = " ".join(str(answer).split()) or type(answer).__name__
-                yield self._keep(self._result(one.number, one.mark, one.groups, failure=failure))
+                yield self._keep(self._result(pending.number, pending.mark, pending.groups, failure=failure))
                 continue
-            written = Written.of(answer, seconds)
+            written = AnswerStats.of(answer, seconds)
             try:
-                scores = self._task.score(one.example, answer)
+                scores = self._task.score(pending.example, answer)
             except InputError as error:
-                result = self._result(one.number, one.mark, one.groups, failure=str(error), written=written)
+                result = self._result(
+                    pending.number, pending.mark, pending.groups, failure=str(error), written=written
+                )
             else:
-                result = self._result(one.number, one.mark, one.groups, scores=scores, written=written)
+                result = self._result(
+                    pending.number, pending.mark, pending.groups, scores=scores, written=written
+                )
             yield self._keep(result)
 
-    def _generate(self, asked: Sequence[_Asked]) -> list[tuple[_Asked, Answer | BaseException, float]]:
+    def _generate(
+        self, pending: Sequence[_PendingExample]
+    ) -> list[tuple[_PendingExample, Answer | BaseException, float]]:
         """Answers of one batch. If it fails as a whole, each example is tried alone."""
-        if not asked:
+        if not pending:
             return []
-        seeds = [seed_of(self._seed, one.number) for one in asked]
+        seeds = [seed_of(self._seed, example.number) for example in pending]
         begin = time.perf_counter()
         try:
-            answers = self._lm.generate([one.ids for one in asked], seeds=seeds, **self._options)
+            answers = self._lm.generate([example.ids for example in pending], seeds=seeds, **self._options)
         except _FAILURES as error:
-            if len(asked) == 1:
-                return [(asked[0], error, 0.0)]
-            return [found for one in asked for found in self._generate([one])]
-        # All rows wait for the slowest: their time is shared.
-        seconds = (time.perf_counter() - begin) / len(asked)
-        return [(one, answer, seconds) for one, answer in zip(asked, answers, strict=True)]
+            if len(pending) == 1:
+                return [(pending[0], error, 0.0)]
+            return [found for example in pending for found in self._generate([example])]
+        # A batch ends with its slowest row, so its time is divided evenly.
+        seconds = (time.perf_counter() - begin) / len(pending)
+        return [(example, answer, seconds) for example, answer in zip(pending, answers, strict=True)]
 
-    def _result(self, number: int, mark: str, groups: tuple[str, ...], **found: Any) -> Result:
-        return Result(number=number, mark=mark, seed=seed_of(self._seed, number), groups=groups, **found)
+    def _result(self, number: int, mark: str, groups: tuple[str, ...], **found: Any) -> ExampleResult:
+        return ExampleResult(
+            number=number, mark=mark, seed=seed_of(self._seed, number), groups=groups, **found
+        )
 
-    def _keep(self, result: Result) -> Result:
-        held = self._file.stored if self._file is not None else None
-        if self._file is not None and (held is None or held.results.get(result.number) != result):
+    def _keep(self, result: ExampleResult) -> ExampleResult:
+        run = self._file.stored if self._file is not None else None
+        if self._file is not None and (run is None or run.results.get(result.number) != result):
             self._file.add(result)
         self._results[result.number] = result
         return result
 
 
-def _seed(seed: int | None, held: StoredRun | None) -> int:
-    """As given; else the one of the file to go on with; else a fresh one."""
+def _seed(seed: int | None, stored: StoredRun | None) -> int:
+    """`seed`; if it is None, the seed of the file to continue; else a random one."""
     if seed is not None:
         return seed
-    stored = None if held is None else held.settings.get("seed")
-    return stored if isinstance(stored, int) else secrets.randbits(32)
+    earlier = None if stored is None else stored.settings.get("seed")
+    return earlier if isinstance(earlier, int) else secrets.randbits(32)
+
+
+# Values hashed per tensor: training changes all of them, so a few suffice.
+_SAMPLES = 64
+
+
+def fingerprint(lm: LanguageModel) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(lm.transformer.state_dict().items()):
+        flat = tensor.detach().flatten()
+        sample = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES]
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        digest.update(sample.cpu().double().numpy().tobytes())
+    for name, module in lm.transformer.named_modules():
+        if hasattr(module, "alpha"):  # of an adapter: it scales the tensors' product
+            digest.update(f"{name} {module.alpha}".encode())
+    return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The network: one stack of weights with two doors, `encode` and `denoise`.
+"""The network: a MoE transformer with two passes over one set of weights, `encode` and `denoise`.
 
-This package file imports nothing, so that `dgemma.model.config` can be read without torch.
+This package file imports nothing, so that `dgemma.model.config` can be imported without torch.
 """

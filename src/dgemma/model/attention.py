@@ -1,8 +1,14 @@
-"""One attention for both doors and both layer kinds. What differs is who may be seen, nothing else."""
+"""Attention of both passes and both layer kinds: RoPE, grouped-query attention (GQA), masks.
+
+The causal pass (`encode`) and the denoising pass (`denoise`) differ only in which keys a query attends to.
+The same holds for full and sliding-window layers. An `Attend` function implements one such rule for one kind
+of context. The exact variants run one row at a time with its keys in position order, so that the order of
+every sum is fixed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,27 +17,67 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dgemma.model.config import LayerKind, LayerShape, ModelConfig
-from dgemma.model.context import Context
-from dgemma.model.norm import RmsNorm, rms_norm
-from dgemma.model.rope import rotate
-from dgemma.model.weight import Matrix, PlainMatrix
+from dgemma.model.kv_cache import AttentionContext, RaggedContext
+from dgemma.model.layers import RmsNorm, rms_norm
+from dgemma.model.linear import Linear, PlainLinear
 
-# Shapes: rows = sequences, tokens = computed now, slots = context places, keys = slots + tokens,
+# Shapes: rows = sequences, tokens = computed now, slots = context slots, keys = slots + tokens,
 # heads = query heads, dim = head size.
 
 Past = Tensor | tuple[Tensor, ...]
 """Keys or values of a context: [rows, slots, kv_heads, dim], or one tensor [keys, kv_heads, dim] per row."""
 
 Attend = Callable[[Tensor, Any, Any, Tensor, Tensor], Tensor]
-"""(query, context keys, context values, fresh keys, fresh values) -> mixed values, all
-[rows, ..., heads, dim]."""
+"""(query, past keys, past values, new keys, new values) -> attention output, all [rows, ..., heads, dim]."""
+
+
+def inverse_frequencies(head_dim: int, theta: float, rotated_share: float) -> Tensor:
+    """RoPE: the angle per position of each half-dimension; zero for the part that does not rotate."""
+    num_angles = int(rotated_share * head_dim // 2)
+    exponents = torch.arange(0, 2 * num_angles, 2, dtype=torch.int64).float() / head_dim
+    frequencies = 1.0 / theta**exponents
+    return torch.nn.functional.pad(frequencies, (0, head_dim // 2 - num_angles))  # [dim / 2]
+
+
+class Rope(nn.Module):
+    """Rotary position embedding (RoPE): cosine and sine tables, one per layer kind and forward.
+
+    The frequencies stay fp32 whatever the model's dtype, and are made on the CPU on every device,
+    because `pow` differs in its last bits between devices.
+    """
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        super().__init__()
+        # MKL initialises its vector functions at their first call. If two threads make that call at once, one
+        # may compute with four digits (seen in one process of twenty). A single number uses one thread.
+        torch.ones(1).cos()
+        for kind in config.kinds:
+            shape = config.rope[kind]
+            frequencies = inverse_frequencies(config.head_dim(kind), shape.theta, shape.rotated_share)
+            if device.type != "meta":
+                frequencies = frequencies.to(device)
+            self.register_buffer(kind.value, frequencies, persistent=False)
+
+    def forward(self, positions: Tensor, kind: LayerKind, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Tables [rows, tokens, 1, dim] for `positions` [rows, tokens]."""
+        angles = positions[..., None].float() * self.get_buffer(kind.value)
+        angles = torch.cat((angles, angles), dim=-1)[:, :, None]
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply RoPE to `x` [rows, tokens, heads, dim]: rotate the first half against the second."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 class Attention(nn.Module):
-    query: Matrix
-    key: Matrix
-    value: Matrix | None
-    output: Matrix
+    """Projections of one layer's grouped-query attention, with per-head norms of queries and keys."""
+
+    query: Linear
+    key: Linear
+    value: Linear | None
+    output: Linear
 
     def __init__(
         self, config: ModelConfig, shape: LayerShape, *, dtype: torch.dtype, device: torch.device
@@ -41,15 +87,15 @@ class Attention(nn.Module):
         heads, kv_heads = config.num_heads, shape.num_kv_heads
         self.head_dim = dim
         self.eps = config.norm_eps
-        self.query = PlainMatrix(heads * dim, hidden, dtype=dtype, device=device)
-        self.key = PlainMatrix(kv_heads * dim, hidden, dtype=dtype, device=device)
+        self.query = PlainLinear(heads * dim, hidden, dtype=dtype, device=device)
+        self.key = PlainLinear(kv_heads * dim, hidden, dtype=dtype, device=device)
         # Full-attention layers have no value projection: the raw key projection serves as value.
         self.value = (
-            PlainMatrix(kv_heads * dim, hidden, dtype=dtype, device=device)
+            PlainLinear(kv_heads * dim, hidden, dtype=dtype, device=device)
             if shape.kind is LayerKind.SLIDING
             else None
         )
-        self.output = PlainMatrix(hidden, heads * dim, dtype=dtype, device=device)
+        self.output = PlainLinear(hidden, heads * dim, dtype=dtype, device=device)
         self.query_norm = RmsNorm(dim, config.norm_eps, dtype=dtype, device=device)
         self.key_norm = RmsNorm(dim, config.norm_eps, dtype=dtype, device=device)
 
@@ -63,61 +109,64 @@ class Attention(nn.Module):
         return query, key, rms_norm(raw_value, None, self.eps)
 
 
-def mix(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax attention with score scale 1; `mask` [rows, 1, tokens or 1, keys], True = visible.
+def grouped_query_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax attention (GQA) with score scale 1; `mask` [rows, 1, tokens or 1, keys], True = visible.
 
-    Query heads that share a KV head are laid one behind the other as if they were more tokens. The
-    bits are those of torch's own grouped-query mode (on the CPU), and kernels without that mode need no
-    copy of the keys and never hold the whole score matrix.
+    Query heads that share a KV head are concatenated along the token dimension. The bits are those of
+    torch's own grouped-query mode (on the CPU); kernels without that mode then need no copy of the keys and
+    never allocate the whole score matrix.
     """
     tokens, kv_heads = query.shape[1], keys.shape[2]
     sharing = query.shape[2] // kv_heads
     if mask is not None and mask.shape[2] > 1:
         mask = mask.repeat(1, 1, sharing, 1)
-    mixed: Tensor = F.scaled_dot_product_attention(
+    output: Tensor = F.scaled_dot_product_attention(
         query.transpose(1, 2).unflatten(1, (kv_heads, sharing)).flatten(2, 3),
         keys.transpose(1, 2),
         values.transpose(1, 2),
         attn_mask=mask,
         scale=1.0,
     )
-    mixed = mixed.unflatten(2, (sharing, tokens)).flatten(1, 2)
-    return mixed.transpose(1, 2)
+    output = output.unflatten(2, (sharing, tokens)).flatten(1, 2)
+    return output.transpose(1, 2)
 
 
-def mix_explicitly(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """`mix` as two products and a softmax: holds every score, and its backward is fast in bf16 on a CPU."""
+def explicit_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """`grouped_query_attention` as two products and a softmax.
+
+    It allocates every score, and its backward is fast in bf16 on a CPU.
+    """
     tokens, kv_heads = query.shape[1], keys.shape[2]
     sharing = query.shape[2] // kv_heads
-    laid = query.transpose(1, 2).unflatten(1, (kv_heads, sharing)).flatten(2, 3)
-    scores = (laid @ keys.permute(0, 2, 3, 1)).float().unflatten(2, (sharing, tokens))
+    grouped = query.transpose(1, 2).unflatten(1, (kv_heads, sharing)).flatten(2, 3)
+    scores = (grouped @ keys.permute(0, 2, 3, 1)).float().unflatten(2, (sharing, tokens))
     if mask is not None:
         scores = torch.where(mask[:, :, None], scores, float("-inf"))
-    shares = scores.softmax(-1).to(query.dtype).flatten(2, 3)
-    mixed: Tensor = (shares @ values.transpose(1, 2)).unflatten(2, (sharing, tokens)).flatten(1, 2)
-    return mixed.transpose(1, 2)
+    weights = scores.softmax(-1).to(query.dtype).flatten(2, 3)
+    output: Tensor = (weights @ values.transpose(1, 2)).unflatten(2, (sharing, tokens)).flatten(1, 2)
+    return output.transpose(1, 2)
 
 
-def encode_mask(positions: Tensor, context: Context, kind: LayerKind, window: int) -> Tensor:
-    """Causal visibility of context and fresh tokens at `positions` [rows, tokens].
+def causal_mask(positions: Tensor, context: AttentionContext, kind: LayerKind, window: int) -> Tensor:
+    """The causal mask over context and new tokens at `positions` [rows, tokens].
 
-    Fresh tokens in front of a row's length are padding: each sees itself, so that its numbers stay
+    New tokens at positions before the row's length are padding: each sees itself, so that its numbers stay
     finite, and no other token sees it.
     """
     query = positions[:, :, None]
     past = context.positions(kind)[:, None]
-    fresh = positions[:, None]
+    new = positions[:, None]
     seen_past = (past >= 0) & (past <= query)
-    seen_fresh = (fresh <= query) & (fresh >= context.lengths[:, None, None])
+    seen_new = (new <= query) & (new >= context.lengths[:, None, None])
     if kind is LayerKind.SLIDING:
         seen_past &= past > query - window
-        seen_fresh &= fresh > query - window
-    seen_fresh |= fresh == query
-    return torch.cat((seen_past, seen_fresh), dim=-1)[:, None]  # [rows, 1, tokens, keys]
+        seen_new &= new > query - window
+    seen_new |= new == query
+    return torch.cat((seen_past, seen_new), dim=-1)[:, None]  # [rows, 1, tokens, keys]
 
 
-def denoise_mask(context: Context, kind: LayerKind, window: int, canvas_len: int) -> Tensor:
-    """Block-anchored visibility: every canvas token sees the same context and the whole canvas."""
+def denoising_mask(context: AttentionContext, kind: LayerKind, window: int, canvas_len: int) -> Tensor:
+    """The block-anchored mask: every canvas token sees the same context and the whole canvas."""
     past = context.positions(kind)
     seen_past = past >= 0
     if kind is LayerKind.SLIDING:
@@ -127,84 +176,154 @@ def denoise_mask(context: Context, kind: LayerKind, window: int, canvas_len: int
 
 
 def attend_all_rows(mask: Tensor, *, explicit: bool = False) -> Attend:
-    """All rows in one call; `mask` hides what a row may not see."""
-    how = mix_explicitly if explicit else mix
+    """All rows in one call with a mask."""
+    attention = explicit_attention if explicit else grouped_query_attention
 
     def attend(query: Tensor, past_k: Tensor, past_v: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return how(query, torch.cat((past_k, key), 1), torch.cat((past_v, value), 1), mask)
+        return attention(query, torch.cat((past_k, key), 1), torch.cat((past_v, value), 1), mask)
 
     return attend
 
 
 @dataclass(frozen=True)
 class RowSpan:
-    """Where one row's tokens of this forward stand, in absolute positions."""
+    """The positions of one row's tokens in this forward."""
 
     length: int  # tokens already in the context
     first: int  # position of the first token computed now, padding included
     stop: int  # position after the last token that counts
 
 
-def attend_encode_by_row(spans: tuple[RowSpan, ...], block: int, window: int | None) -> Attend:
-    """The exact form of encode: each aligned block of each row alone, its keys in position order.
+def attend_causal_by_row(spans: tuple[RowSpan, ...], block: int, window: int | None) -> Attend:
+    """Exact causal attention: each aligned block of each row alone, with its keys in position order.
 
-    The shapes, and so the order of every sum, depend on the block's absolute position only: not on
-    the batch, and not on how the prompt was cut into pieces.
+    The shapes, and so the order of every sum, depend on the block's absolute position only: not on the
+    batch, and not on how the prompt was split into chunks (chunked prefill).
     """
 
     def attend(query: Tensor, past_k: Tensor, past_v: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        mixed = torch.zeros_like(query)
+        output = torch.zeros_like(query)
         for row, span in enumerate(spans):
             all_k = torch.cat((past_k[row], key[row]))
             all_v = torch.cat((past_v[row], value[row]))
             for start in range(span.first, span.stop, block):
                 low = 0 if window is None else max(0, start - window + 1) // block * block
-                places, mask = _linear_keys(span, low, start, block, window, past_k.shape[1])
+                places, mask = _keys_in_order(span, low, start, block, window, past_k.shape[1])
                 at = slice(start - span.first, start - span.first + block)
                 places = places.to(query.device)
-                mixed[row, at] = mix(
+                output[row, at] = grouped_query_attention(
                     query[row : row + 1, at],
                     all_k[places][None],
                     all_v[places][None],
                     mask.to(query.device),
                 )[0]
-        return mixed
+        return output
 
     return attend
 
 
-def _linear_keys(
+def _keys_in_order(
     span: RowSpan, low: int, start: int, block: int, window: int | None, slots: int
 ) -> tuple[Tensor, Tensor]:
-    """Where the keys of positions [low, start + block) lie, and who of the block sees them."""
+    """Indices of the keys of positions [low, start + block), and the mask of the block over them."""
     position = torch.arange(low, start + block)
     in_past = position < span.length
     places = torch.where(in_past, position % max(slots, 1), slots + (position - span.first).clamp(min=0))
-    return places, seen_by_block(position, start, block, window)
+    return places, block_mask(position, start, block, window)
 
 
-def seen_by_block(position: Tensor, start: int, block: int, window: int | None) -> Tensor:
-    """Which of the keys at `position` the tokens from `start` on see [1, 1, block, keys]."""
+def block_mask(position: Tensor, start: int, block: int, window: int | None) -> Tensor:
+    """The mask of the block of tokens from `start` on over keys at `position` [1, 1, block, keys]."""
     query = torch.arange(start, start + block)[:, None]
     seen = position <= query
     if window is not None:
         seen &= position > query - window
-    # Padding in front of the row's length only has to stay finite; its result is thrown away.
+    # Padding before the row's length only has to stay finite; its result is discarded.
     seen |= position == query
     return seen[None, None]
 
 
-def attend_denoise_by_row(lengths: tuple[int, ...], window: int | None) -> Attend:
-    """The exact form of denoise: each canvas alone with its own context, in position order."""
+def attend_denoising_by_row(lengths: tuple[int, ...], window: int | None) -> Attend:
+    """Exact denoising attention: each canvas alone with its own context, in position order."""
 
     def attend(query: Tensor, past_k: Tensor, past_v: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        mixed = []
+        output = []
         for row, length in enumerate(lengths):
             low = 0 if window is None else max(0, length - window + 1)
             places = torch.arange(low, length, device=query.device) % max(past_k.shape[1], 1)
             keys = torch.cat((past_k[row, places], key[row]))[None]
             values = torch.cat((past_v[row, places], value[row]))[None]
-            mixed.append(mix(query[row : row + 1], keys, values, None))
-        return torch.cat(mixed)
+            output.append(grouped_query_attention(query[row : row + 1], keys, values, None))
+        return torch.cat(output)
+
+    return attend
+
+
+def attend_ragged_causal(
+    context: RaggedContext, kind: LayerKind, spans: Sequence[RowSpan], block: int, window: int | None
+) -> Attend:
+    """Causal attention of each row's chunk of its prompt, block by block: no mask is larger than a block's.
+
+    The keys of a block depend on its absolute position only, as in `attend_causal_by_row`: same bits.
+    """
+    firsts = context.firsts[kind]
+
+    def attend(
+        query: Tensor, past_k: Sequence[Tensor], past_v: Sequence[Tensor], key: Tensor, value: Tensor
+    ) -> Tensor:
+        output = torch.zeros_like(query)
+        for row, (span, first) in enumerate(zip(spans, firsts, strict=True)):
+            low = _first_key(span.first, block, window)
+            base = min(low, first)
+            # Keys that left the sliding window are masked: zeros take their place.
+            left_window = key.new_zeros(first - base, *key.shape[2:])
+            past, lead = span.length - first, span.length - span.first
+            all_k = torch.cat((left_window, past_k[row][:past], key[row, lead:]))
+            all_v = torch.cat((left_window, past_v[row][:past], value[row, lead:]))
+            for start in range(span.first, span.stop, block):
+                stop = min(start + block, span.first + query.shape[1])
+                low = _first_key(start, block, window)
+                mask = block_mask(torch.arange(low, stop), start, stop - start, window).to(query.device)
+                seen, at = slice(low - base, stop - base), slice(start - span.first, stop - span.first)
+                output[row, at] = grouped_query_attention(
+                    query[row : row + 1, at], all_k[None, seen], all_v[None, seen], mask
+                )[0]
+        for place, (row, canvas) in enumerate(context.canvas_pasts, len(spans)):
+            first, span = canvas.firsts[kind], spans[row]
+            begin = max(span.length, first)
+            new, gap = (
+                slice(begin - span.first, span.stop - span.first),
+                slice(begin - first, span.stop - first),
+            )
+            past_k[place][gap] = key[row, new]
+            past_v[place][gap] = value[row, new]
+        return output
+
+    return attend
+
+
+def _first_key(start: int, block: int, window: int | None) -> int:
+    """The first key position of the block at `start`: whole blocks, determined by its position alone."""
+    return 0 if window is None else max(0, start - window + 1) // block * block
+
+
+def attend_ragged_denoising(context: RaggedContext, kind: LayerKind) -> Attend:
+    """Denoising attention of each canvas with its own past, for a sliding-window layer the window."""
+    pasts = [n - first for n, first in zip(context.host_lengths, context.firsts[kind], strict=True)]
+
+    def attend(
+        query: Tensor, past_k: Sequence[Tensor], past_v: Sequence[Tensor], key: Tensor, value: Tensor
+    ) -> Tensor:
+        output = []
+        for row, past in enumerate(pasts):
+            stop = past + key.shape[1]
+            past_k[row][past:stop] = key[row]
+            past_v[row][past:stop] = value[row]
+            output.append(
+                grouped_query_attention(
+                    query[row : row + 1], past_k[row][None, :stop], past_v[row][None, :stop], None
+                )
+            )
+        return torch.cat(output)
 
     return attend

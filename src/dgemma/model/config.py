@@ -9,8 +9,12 @@ from typing import Any
 
 from dgemma.errors import ConfigError
 
-# Far above any model of this family; a larger number in a file is a mistake or an attack.
+# Far above any model of this family; a larger number in a file is an error or an attack.
 _LARGEST = {"layers": 1024, "size": 1 << 20, "vocabulary": 1 << 24, "positions": 1 << 32}
+
+
+# Per-layer field -> the field that sets it for every full-attention layer.
+_GLOBAL_FIELDS = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
 
 
 class LayerKind(enum.Enum):
@@ -20,7 +24,7 @@ class LayerKind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """What one layer's attention looks like; all else is the same in every layer."""
+    """The attention shape of one layer (GQA); everything else is the same in every layer."""
 
     kind: LayerKind
     num_kv_heads: int
@@ -29,7 +33,7 @@ class LayerShape:
 
 @dataclass(frozen=True, kw_only=True)
 class RopeShape:
-    """Rotary positions of one layer kind. `rotated_share` is the part of the head that turns."""
+    """RoPE of one layer kind. `rotated_share` is the share of the head dimensions that rotate."""
 
     theta: float
     rotated_share: float
@@ -113,7 +117,7 @@ class ModelConfig:
 
     @classmethod
     def from_json(cls, raw: object) -> ModelConfig:
-        """Read the dictionary of a released `config.json`; refuse by name what changes the model."""
+        """Read the dictionary of a released `config.json`; refuse by name each unsupported setting."""
         outer = _Fields(raw, "config.json")
         outer.expect("model_type", "diffusion_gemma", required=True)
         outer.expect("tie_word_embeddings", True)
@@ -145,7 +149,7 @@ class ModelConfig:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The same geometry as a `config.json` dictionary that the reference reads too."""
+        """The geometry as a `config.json` dictionary, which the reference implementation reads too."""
         rope: dict[str, dict[str, Any]] = {}
         for kind, rotary in self.rope.items():
             rope[kind.value] = {"rope_type": "default", "rope_theta": rotary.theta}
@@ -171,6 +175,7 @@ class ModelConfig:
             "num_key_value_heads": sliding.num_kv_heads,
             "head_dim": sliding.head_dim,
             "per_layer_config": overrides,
+            **self._global_fields(),
             "layer_types": [shape.kind.value for shape in self.layers],
             "sliding_window": self.window,
             "rope_parameters": rope,
@@ -194,6 +199,14 @@ class ModelConfig:
             "tie_word_embeddings": True,
             "text_config": text,
         }
+
+    def _global_fields(self) -> dict[str, int]:
+        """The `global_` fields, which mlx-vlm and others read: one shape for all full layers."""
+        full = {(s.head_dim, s.num_kv_heads) for s in self.layers if s.kind is LayerKind.FULL}
+        if len(full) != 1:
+            return {}
+        ((head_dim, num_kv_heads),) = full
+        return {"global_head_dim": head_dim, "num_global_key_value_heads": num_kv_heads}
 
 
 class _Fields:
@@ -249,46 +262,60 @@ def _layer_kinds(text: _Fields, num_layers: int) -> tuple[LayerKind, ...]:
     for name in names:
         if not isinstance(name, str) or name not in known:
             raise ConfigError(f"text_config: layer_types holds {name!r}; known: {sorted(known)}.")
-    # The released model always ends on full attention, whatever the list says.
+    # The last layer of the released model always has full attention, regardless of the list.
     return (*(known[name] for name in names[:-1]), LayerKind.FULL)
 
 
 def _layer_shapes(text: _Fields, kinds: tuple[LayerKind, ...]) -> tuple[LayerShape, ...]:
+    """Shapes of all layers. Full layers are set by `per_layer_config` or by the `global_` fields."""
     head_dim = text.integer("head_dim", 256)
     num_kv_heads = text.integer("num_key_value_heads", 4)
-    overrides: dict[int, dict[str, Any]] = {}
-    raw = text.get("per_layer_config")
-    if raw is None:
-        every_full = {
-            "head_dim": text.integer("global_head_dim", 512),
-            "num_key_value_heads": text.integer("num_global_key_value_heads", num_kv_heads),
-        }
-        overrides = {i: every_full for i, kind in enumerate(kinds) if kind is LayerKind.FULL}
-    elif not isinstance(raw, dict):
-        raise ConfigError(f"text_config: per_layer_config is {_kind(raw)}; it must be an object.")
-    else:
-        for key, values in raw.items():
-            # Keys are zero-padded from ten layers on: "05" is layer 5.
-            if not key.isdecimal() or int(key) >= len(kinds) or not isinstance(values, dict):
-                raise ConfigError(f"text_config: per_layer_config[{key!r}] does not name a layer.")
-            unknown = sorted(set(values) - {"head_dim", "num_key_value_heads"})
-            if unknown:
-                raise ConfigError(
-                    f"text_config: per_layer_config[{key!r}] sets {unknown[0]!r}; dgemma supports "
-                    "only head_dim and num_key_value_heads there."
-                )
-            overrides[int(key)] = values
+    overrides = _per_layer_config(text, len(kinds))
+    stated = {
+        field: text.integer(name) for field, name in _GLOBAL_FIELDS.items() if text.get(name) is not None
+    }
+    full_head_dim = stated.get("head_dim", 512 if overrides is None else head_dim)
+    full_kv_heads = stated.get("num_key_value_heads", num_kv_heads)
     shapes = []
     for index, kind in enumerate(kinds):
-        fields = _Fields(overrides.get(index, {}), f"per_layer_config[{index}]")
+        full = kind is LayerKind.FULL
+        own = (overrides or {}).get(index, {})
+        fields = _Fields(own, f"per_layer_config[{index}]")
+        for field, value in stated.items() if full else ():
+            if own.get(field, value) != value:
+                raise ConfigError(
+                    f"text_config: {_GLOBAL_FIELDS[field]} is {value}, but per_layer_config[{index}] sets "
+                    f"{field} to {own[field]!r}. The two spellings must agree."
+                )
         shapes.append(
             LayerShape(
                 kind=kind,
-                num_kv_heads=fields.integer("num_key_value_heads", num_kv_heads),
-                head_dim=fields.integer("head_dim", head_dim),
+                num_kv_heads=fields.integer("num_key_value_heads", full_kv_heads if full else num_kv_heads),
+                head_dim=fields.integer("head_dim", full_head_dim if full else head_dim),
             )
         )
     return tuple(shapes)
+
+
+def _per_layer_config(text: _Fields, num_layers: int) -> dict[int, dict[str, Any]] | None:
+    raw = text.get("per_layer_config")
+    if raw is None:
+        return None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"text_config: per_layer_config is {_kind(raw)}; it must be an object.")
+    overrides: dict[int, dict[str, Any]] = {}
+    for key, values in raw.items():
+        # Keys are zero-padded from ten layers on: "05" is layer 5.
+        if not key.isdecimal() or int(key) >= num_layers or not isinstance(values, dict):
+            raise ConfigError(f"text_config: per_layer_config[{key!r}] does not name a layer.")
+        unknown = sorted(set(values) - set(_GLOBAL_FIELDS))
+        if unknown:
+            raise ConfigError(
+                f"text_config: per_layer_config[{key!r}] sets {unknown[0]!r}; dgemma supports "
+                "only head_dim and num_key_value_heads there."
+            )
+        overrides[int(key)] = values
+    return overrides
 
 
 def _rope_shapes(text: _Fields) -> dict[LayerKind, RopeShape]:
@@ -306,7 +333,7 @@ def _rope_shapes(text: _Fields) -> dict[LayerKind, RopeShape]:
         fields = _Fields(table.get(kind.value), f"rope_parameters[{kind.value!r}]")
         share = fields.number("partial_rotary_factor", 1.0)
         rope_type = fields.get("rope_type")
-        # "default" with a partial factor would rotate a head of another size: not this family.
+        # "default" with a partial factor would rotate a head of another size: not in this family.
         if rope_type not in ("default", "proportional") or (rope_type == "default" and share != 1):
             raise ConfigError(
                 f"rope_parameters[{kind.value!r}]: rope_type {rope_type!r} with "

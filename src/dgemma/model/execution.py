@@ -1,4 +1,4 @@
-"""How the stack computes, as opposed to what: the exact way, and the accelerator's way."""
+"""How the transformer computes: exact execution, grouped experts, recomputation."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Result = TypeVar("Result", Tensor, tuple[Tensor, ...])
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How the stack computes; the result is the same up to rounding.
+    """How the transformer computes; the result is the same up to rounding.
 
-    exact: a row's bits do not depend on what shares its batch, nor on how its prompt was cut. Every
+    exact: a row's bits do not depend on the rest of the batch, nor on the chunks of its prefill. Every
       product then runs at a fixed number of rows: `encode_block` tokens aligned to their absolute
       position, a whole canvas, or `expert_tile` rows of one expert.
-    grouped_experts: all experts' products in one call that reads nothing back from the device. The
-      exact way never uses it. Off only where torch lacks it: see `default_execution`.
-    expert_block: pad each expert's rows to whole blocks of so many, so that every product has one shape.
-      Compiled code then needs no sizes, and oneDNN, which makes a kernel per shape, makes one. For
-      training small models; the exact way never uses it.
+    grouped_experts: one grouped product for all experts, without reading anything back from the device.
+      Exact execution never uses it. Off only where torch lacks it: see `default_execution`.
+    expert_block: pad each expert's rows to whole blocks of this many, so that every product has one shape.
+      Compiled code then needs no dynamic sizes, and oneDNN, which builds a kernel per shape, builds one. For
+      training small models; exact execution never uses it.
     explicit_attention: products and a softmax in place of torch's fused attention, whose bf16 backward
-      is slow on a CPU. Holds every score; for training on short texts.
-    recompute_layers: keep only each layer's input for the backward pass, and compute the rest again.
-    fused_vocabulary: the walk over the vocabulary as a compiled kernel. Making it takes seconds.
+      is slow on a CPU. Allocates every score; for training on short texts.
+    recompute_layers: activation checkpointing. Keep only each layer's input for the backward pass.
+    fused_vocabulary: the vocabulary scan as a compiled kernel. Compiling it takes seconds.
     """
 
     exact: bool = False
@@ -41,7 +41,7 @@ class Execution:
 
 
 def default_execution(device: torch.device, dtype: torch.dtype, *, exact: bool = False) -> Execution:
-    """torch's grouped product takes bf16 on CUDA, anything on a CPU, and is untried on mps."""
+    """torch's grouped product supports bf16 on CUDA and any dtype on a CPU, and is untested on mps."""
     grouped = device.type in ("cpu", "meta") or (device.type == "cuda" and dtype == torch.bfloat16)
     return Execution(exact=exact, grouped_experts=grouped)
 
@@ -56,7 +56,7 @@ def by_block(block: int | None, function: Callable[..., Result], *tensors: Tenso
         return function(*tensors)
     rows, tokens = tensors[0].shape[:2]
     blocks = [t.unflatten(1, (-1, block)).flatten(0, 1).split(1) for t in tensors]
-    results = [function(*one) for one in zip(*blocks, strict=True)]
+    results = [function(*block_inputs) for block_inputs in zip(*blocks, strict=True)]
 
     def join(parts: tuple[Tensor, ...]) -> Tensor:
         return torch.cat(parts).flatten(0, 1).view(rows, tokens, *parts[0].shape[2:])

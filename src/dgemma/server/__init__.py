@@ -1,1 +1,1 @@
-"""HTTP around an engine. This package file imports nothing, so that each part can be loaded alone."""
+"""The server: HTTP endpoints and batch files over one engine. Imports no torch."""

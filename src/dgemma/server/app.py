@@ -1,8 +1,7 @@
-"""The application: endpoints on a router, behind the front door."""
+"""The application: the routes of all endpoint families, wrapped in the request middleware."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -14,113 +13,115 @@ from starlette.responses import Response
 from dgemma import __version__
 from dgemma.engine.service import EngineService
 from dgemma.errors import DgemmaError
-from dgemma.server import chat, completions, decisions, edit, fim, health, infill, models, openapi
-from dgemma.server.api_error import ApiError, error_response
-from dgemma.server.asked import Form
-from dgemma.server.front_door import FrontDoor
-from dgemma.server.generating import GeneratedResponse
-from dgemma.server.metrics import CONTENT_TYPE
-from dgemma.server.record import note_error, record_of
-from dgemma.server.replies import Reply
-from dgemma.server.settings import Settings
+from dgemma.server.chat.router import CHAT_COMPLETIONS
+from dgemma.server.completions.router import COMPLETIONS, FIM_COMPLETIONS
+from dgemma.server.decisions.router import DECISIONS, SYSTEM_ONE
+from dgemma.server.edit.router import EDIT_COMPLETIONS
+from dgemma.server.http import health, models, openapi
+from dgemma.server.http.errors import ApiError, error_response
+from dgemma.server.http.log import note_error, record_of
+from dgemma.server.http.metrics import CONTENT_TYPE
+from dgemma.server.http.middleware import RequestMiddleware
+from dgemma.server.http.response import GeneratedResponse
+from dgemma.server.http.settings import Settings
+from dgemma.server.infill.router import INFILL
+from dgemma.server.pipeline import Endpoint
+from dgemma.server.protocol import ResponseModel
 from dgemma.server.state import ServerState
 from dgemma.server.text import TextService
 
+ENDPOINTS = (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    FIM_COMPLETIONS,
+    INFILL,
+    EDIT_COMPLETIONS,
+    DECISIONS,
+    SYSTEM_ONE,
+)
+_OTHER_PATHS = (
+    models.MODELS_PATH, health.HEALTH_PATH, health.READY_PATH, health.METRICS_PATH, "/openapi.json",
+)  # fmt: skip
 
-def create_app(settings: Settings, engine: EngineService, text: TextService) -> FrontDoor:
+
+def create_app(settings: Settings, engine: EngineService, text: TextService) -> RequestMiddleware:
     """An ASGI application that serves one engine."""
     state = ServerState(settings=settings, engine=engine, text=text)
-    # The pages for browsers would load their scripts from elsewhere.
+    # The documentation pages are off: they would load their scripts from other hosts.
     app = FastAPI(title="dgemma", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
-    _add_generating(app, state)
-    _add_reading(app, state)
+    for endpoint in ENDPOINTS:
+        _add_endpoint(app, state, endpoint)
+    _add_get_routes(app, state)
     for kind in (DgemmaError, Exception):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(HTTPException, _on_routing_error)
     app.openapi = lambda: _schema(app, state)  # type: ignore[method-assign]
-    return FrontDoor(app, state)
+    paths = (*(endpoint.path for endpoint in ENDPOINTS), *_OTHER_PATHS)
+    return RequestMiddleware(app, state, paths)
 
 
-def _add_generating(app: FastAPI, state: ServerState) -> None:
-    generated, whole = openapi.generated, openapi.whole
-    add = partial(_add_form, app, state)
-    add(
-        chat.PATH,
-        chat.CHAT,
-        "Answer a conversation",
-        ["ChatRequest"],
-        generated("ChatCompletion", "ChatChunk"),
-    )
-    completed = generated("Completion", "Completion")
-    add(completions.PATH, completions.COMPLETIONS, "Continue a text", ["CompletionRequest"], completed)
-    add(fim.PATH, fim.FIM, "Fill a gap, as Mercury does", ["FimRequest"], completed)
-    infilled = generated("Infill", "InfillChunk", "InfillParts", ends="a chunk whose stop is true")
-    add(infill.PATH, infill.INFILL, "Fill a gap, as llama.cpp does", ["InfillRequest"], infilled)
-    add(edit.PATH, edit.EDIT, "Rewrite a region", ["EditRequest"], whole("EditCompletion"))
-    both = ["DecisionRequest", "StateRequest"]
-    decided, named = whole("Decision", "NamedDecision"), whole("NamedDecision")
-    add(decisions.PATH, decisions.DECISIONS, "Answer questions with probabilities", both, decided)
-    add(decisions.SYSTEM_ONE_PATH, decisions.SYSTEM_ONE, "The same of a state", ["StateRequest"], named)
-
-
-def _add_form(
-    app: FastAPI,
-    state: ServerState,
-    path: str,
-    form: Form,
-    summary: str,
-    requests: list[str],
-    responses: Mapping[int | str, dict[str, Any]],
-) -> None:
+def _add_endpoint(app: FastAPI, state: ServerState, endpoint: Endpoint) -> None:
     @app.post(
-        path,
-        summary=summary,
-        operation_id=path.strip("/").replace("/", "_"),
+        endpoint.path,
+        summary=endpoint.summary,
+        operation_id=endpoint.path.strip("/").replace("/", "_"),
         response_class=Response,
-        responses=dict(responses),
-        openapi_extra=openapi.request_body(*requests),
+        responses=openapi.endpoint_responses(endpoint),
+        openapi_extra=openapi.request_body(endpoint),
     )
-    async def answered() -> Response:
-        return GeneratedResponse(state, form)
+    async def generate() -> Response:
+        return GeneratedResponse(state, endpoint)
 
 
-def _add_reading(app: FastAPI, state: ServerState) -> None:
+def _add_get_routes(app: FastAPI, state: ServerState) -> None:
     get = partial(app.get, response_class=Response)
 
-    @get(models.PATH, summary="What is served", responses=openapi.reply("ModelList", 401, 500))
+    @get(
+        models.MODELS_PATH,
+        summary="The served models",
+        responses=openapi.whole(models.ModelList, 401, 500),
+    )
     async def list_models() -> Response:
-        return _reply(models.list_models(state))
+        return _json_response(models.list_models(state))
 
     @get(
-        models.PATH + "/{model:path}",
+        models.MODELS_PATH + "/{model:path}",
         summary="One model",
-        responses=openapi.reply("Model", 401, 404, 500),
+        responses=openapi.whole(models.ModelCard, 401, 404, 500),
     )
-    async def one_model(model: str) -> Response:
-        return _reply(models.one_model(state, model))
+    async def show_model(model: str) -> Response:
+        return _json_response(models.show_model(state, model))
 
-    @get(health.HEALTH_PATH, summary="Is it alive?", responses=openapi.reply("Status", 503))
+    @get(
+        health.HEALTH_PATH,
+        summary="Whether the server is alive",
+        responses=openapi.whole(health.StatusResponse, 503),
+    )
     async def is_healthy() -> Response:
-        return _reply(health.health(state))
+        return _json_response(health.health(state))
 
-    @get(health.READY_PATH, summary="Does it take requests?", responses=openapi.reply("Status", 503))
+    @get(
+        health.READY_PATH,
+        summary="Whether it admits requests",
+        responses=openapi.whole(health.StatusResponse, 503),
+    )
     async def is_ready() -> Response:
-        return _reply(health.ready(state))
+        return _json_response(health.ready(state))
 
-    @get(health.METRICS_PATH, summary="Numbers for Prometheus", responses=openapi.metrics_reply())
+    @get(health.METRICS_PATH, summary="Prometheus metrics", responses=openapi.metrics_response())
     async def metrics() -> Response:
         return Response(health.metrics(state), headers={"content-type": CONTENT_TYPE})
 
 
 def _schema(app: FastAPI, state: ServerState) -> dict[str, Any]:
     if app.openapi_schema is None:
-        found = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        app.openapi_schema = openapi.complete(found, state)
+        routes = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        app.openapi_schema = openapi.complete(routes, state, ENDPOINTS)
     return app.openapi_schema
 
 
-def _reply(reply: Reply) -> Response:
-    return Response(reply.to_json(), media_type="application/json")
+def _json_response(response: ResponseModel) -> Response:
+    return Response(response.to_json(), media_type="application/json")
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
@@ -134,5 +135,5 @@ async def _on_routing_error(request: Request, error: Exception) -> Response:
         message, code = "there is nothing at this address; /openapi.json lists what there is.", "not_found"
     elif error.status_code == 405:
         message, code = "this address does not take this method; Allow names those it does.", "wrong_method"
-    told = ApiError(message, status=error.status_code, code=code, headers=error.headers)
-    return await _on_error(request, told)
+    api_error = ApiError(message, status=error.status_code, code=code, headers=error.headers)
+    return await _on_error(request, api_error)

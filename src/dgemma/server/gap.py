@@ -1,4 +1,4 @@
-"""A gap between two texts: how much room there is for it, and what its text is in the end."""
+"""A gap between two texts: how much context it needs, and the text it is filled with."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dgemma.canvas.fill import DEFAULT_MAX_TOKENS, Filled, FillOptions, fill
-from dgemma.canvas.rounds import Rounds
-from dgemma.canvas.workbench import Workbench
-from dgemma.constraint.forms import TextForm
 from dgemma.errors import InputError
-from dgemma.server.api_error import refused
-from dgemma.server.plan import too_long
-from dgemma.server.work import Counts, Done
+from dgemma.server.http.errors import context_too_long, invalid
+from dgemma.server.plan import TaskCounts, TaskOutcome
+from dgemma.structured_output.response_format import TextFormat
+from dgemma.tasks.context import TaskContext
+from dgemma.tasks.infill import DEFAULT_MAX_TOKENS, Filled, FillOptions, fill
+from dgemma.tasks.rounds import Rounds
 from dgemma.text.stop_strings import StopStrings
 from dgemma.text.tokenizer import Tokenizer
 
-# Tokens that a gap needs in the context beside its canvases: those behind it that are scored with it.
+# Tokens that a gap needs in the context beside its canvases: those after it that are scored with it.
 _BESIDE = 24
 # The least share of a canvas that is open to a gap; the rest shows what follows.
 _OPEN = 0.75
-# Words that are taken back at its borders.
+# Tokens that are removed at its borders and written again.
 _BORDERS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class GapText:
-    """What is left of a gap's text when stop strings and limits have had their say."""
+    """A gap's text after stop strings and limits were applied."""
 
     text: str = ""
     num_tokens: int = 0
@@ -36,39 +35,39 @@ class GapText:
 
     @property
     def finish_reason(self) -> Literal["stop", "length"]:
-        """OpenAI has no word for a deadline."""
+        """OpenAI has no finish reason for a deadline."""
         return "stop" if self.reason == "stop" else "length"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gap:
-    """What is known of a gap before it is filled."""
+class MeasuredGap:
+    """A gap before it is filled."""
 
     tokenizer: Tokenizer
-    num_before: int  # tokens, with what begins a text
-    num_behind: int
+    num_before: int  # tokens, with the one that begins a text
+    num_after: int
     max_tokens: int
     fits: bool  # all of the text before it, into the context beside it
     stop: tuple[str, ...]
 
     @property
     def prompt_tokens(self) -> int:
-        return self.num_before + self.num_behind
+        return self.num_before + self.num_after
 
-    def text(self, done: Done[Filled]) -> GapText:
-        if done.result is None:
+    def text(self, outcome: TaskOutcome[Filled]) -> GapText:
+        if outcome.result is None:
             return GapText(reason="deadline")
         stops = StopStrings(self.stop)
-        text = stops.add(done.result.text) + stops.finish()
-        # A word that stands across a border is partly the caller's own.
+        text = stops.add(outcome.result.text) + stops.finish()
+        # A token across a border is partly the client's own text.
         count = min(len(self.tokenizer.encode(text)), self.max_tokens)
         is_full = stops.stopped is None and count >= self.max_tokens
         reason: Literal["stop", "length"] = "length" if is_full else "stop"
         return GapText(text=text, num_tokens=count, reason=reason, stop_string=stops.stopped)
 
-    def counts(self, done: Done[Filled]) -> Counts:
-        found = self.text(done)
-        return Counts(
+    def counts(self, outcome: TaskOutcome[Filled]) -> TaskCounts:
+        found = self.text(outcome)
+        return TaskCounts(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=found.num_tokens,
             reason=found.reason,
@@ -77,68 +76,68 @@ class Gap:
 
 
 def measured_gap(
-    bench: Workbench,
+    task: TaskContext,
     texts: Sequence[str],
     limit: int | None,
     *,
     most_prompt_tokens: int | None,
-    prompt_name: str,
-    limit_name: str,
-) -> Gap:
-    """The gap between two texts, refused if there is no room for it at all.
+    prompt_field: str,
+    limit_field: str,
+) -> MeasuredGap:
+    """The gap between two texts, refused if the context has no space for it.
 
-    `prompt_name`, `limit_name`: what the caller calls the text before it, and the most tokens it may have.
+    `prompt_field`, `limit_field`: the client's names of the text before it and of its token limit.
     """
     try:
-        before, behind = (len(bench.tokenizer.encode(text)) for text in texts)
+        before, after = (len(task.tokenizer.encode(text)) for text in texts)
     except InputError as error:
-        raise refused(f"{prompt_name}: {error}", prompt_name) from None
+        raise invalid(f"{prompt_field}: {error}", prompt_field) from None
     num_before = 1 + before
-    if most_prompt_tokens is not None and num_before + behind > most_prompt_tokens:
-        raise too_long(
-            f"the texts before and behind the gap have {num_before + behind} tokens; this server takes at "
+    if most_prompt_tokens is not None and num_before + after > most_prompt_tokens:
+        raise context_too_long(
+            f"the texts before and after the gap have {num_before + after} tokens; this server takes at "
             f"most {most_prompt_tokens}. Shorten them.",
-            prompt_name,
+            prompt_field,
         )
     max_tokens = DEFAULT_MAX_TOKENS if limit is None else limit
-    if limit is None and num_before + _needed(bench, max_tokens) > bench.max_positions:
-        one_canvas = max(1, int(_OPEN * bench.canvas_len) - _BORDERS)
+    if limit is None and num_before + _needed(task, max_tokens) > task.max_positions:
+        one_canvas = max(1, int(_OPEN * task.canvas_len) - _BORDERS)
         max_tokens = min(max_tokens, one_canvas)
     try:
         FillOptions(max_tokens=max_tokens)
     except InputError as error:
-        raise refused(str(error).replace("max_tokens", limit_name, 1), limit_name) from None
-    room = bench.max_positions - _needed(bench, max_tokens)
-    if limit is not None and room < 1:
-        raise too_long(
-            f"{limit_name} is {limit}; a gap of so many tokens has no room in this model's context of "
-            f"{bench.max_positions}. Lower it.",
-            limit_name,
+        raise invalid(str(error.with_field(limit_field)), limit_field) from None
+    left = task.max_positions - _needed(task, max_tokens)
+    if limit is not None and left < 1:
+        raise context_too_long(
+            f"{limit_field} is {limit}; a gap of so many tokens has no room in this model's context of "
+            f"{task.max_positions}. Lower it.",
+            limit_field,
         )
-    return Gap(
-        tokenizer=bench.tokenizer,
+    return MeasuredGap(
+        tokenizer=task.tokenizer,
         num_before=num_before,
-        num_behind=behind,
+        num_after=after,
         max_tokens=max_tokens,
-        fits=num_before <= room,
-        stop=bench.params.stop,
+        fits=num_before <= left,
+        stop=task.params.stop,
     )
 
 
 def filled_gap(
-    bench: Workbench, texts: Sequence[str], max_tokens: int, form: TextForm | None = None
+    task: TaskContext, texts: Sequence[str], max_tokens: int, text_format: TextFormat | None = None
 ) -> Rounds[Filled]:
-    """The gap's text. Where no word may stand across its borders, as short as it is, none has to."""
-    before, behind = texts
-    options = FillOptions(max_tokens=max_tokens, form=form)
+    """Fill the gap. If no token fits across its borders, as in very short gaps, fill between the borders."""
+    before, after = texts
+    options = FillOptions(max_tokens=max_tokens, form=text_format)
     try:
-        result = yield from fill(bench, before, behind, options)
+        result = yield from fill(task, before, after, options)
     except InputError:
-        result = yield from fill(bench, before, behind, replace(options, heal=False))
+        result = yield from fill(task, before, after, replace(options, heal=False))
     return result
 
 
-def _needed(bench: Workbench, max_tokens: int) -> int:
-    """Tokens of context that a gap of this length takes: whole canvases, and what is scored behind them."""
-    beyond = max(0, max_tokens + _BORDERS - int(_OPEN * bench.canvas_len))
-    return (1 + -(-beyond // bench.canvas_len)) * bench.canvas_len + _BESIDE
+def _needed(task: TaskContext, max_tokens: int) -> int:
+    """Context tokens that a gap of this length needs: whole canvases, and the tokens scored after them."""
+    beyond = max(0, max_tokens + _BORDERS - int(_OPEN * task.canvas_len))
+    return (1 + -(-beyond // task.canvas_len)) * task.canvas_len + _BESIDE

@@ -1,4 +1,4 @@
-"""A server process: listen, serve, and on a signal finish what was accepted before it ends."""
+"""The server process: listen, serve, and on a signal finish the accepted requests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import uvicorn
 from dgemma.engine.service import EngineService
 from dgemma.errors import InputError
 from dgemma.server.app import create_app
-from dgemma.server.front_door import FrontDoor
-from dgemma.server.log import LOGGER, configure_log
-from dgemma.server.settings import Settings
+from dgemma.server.http.log import LOGGER, configure_log
+from dgemma.server.http.middleware import RequestMiddleware
+from dgemma.server.http.settings import Settings
 from dgemma.server.text import TextService
 
-# After draining, what still runs has passed its time.
+# Requests that still run after draining have passed their time limit.
 _END_WITHIN_S = 2
 
 
@@ -27,7 +27,7 @@ def serve(
 ) -> None:
     """Serve until a signal. The first one (SIGTERM, Ctrl-C) drains, the second ends at once.
 
-    `listener`: made by `listen` before a large model was loaded, so that a port in use does not cost that.
+    `listener`: made by `listen` before the model is loaded, so that a port in use fails early.
     """
     configure_log(sys.stderr)
     listener = listener or listen(settings.host, settings.port)
@@ -35,9 +35,9 @@ def serve(
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn, but a signal closes the door before it closes the house."""
+    """uvicorn, but the first signal drains before the server stops."""
 
-    def __init__(self, app: FrontDoor) -> None:
+    def __init__(self, app: RequestMiddleware) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -46,8 +46,6 @@ class DrainingServer(uvicorn.Server):
                 server_header=False,
                 lifespan="off",
                 ws="none",
-                http="h11",
-                loop="asyncio",
                 timeout_graceful_shutdown=_END_WITHIN_S,
             )
         )
@@ -61,29 +59,29 @@ class DrainingServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         settings = self._state.settings
         host, port = self.servers[0].sockets[0].getsockname()[:2]
-        _tell("listening", host=host, port=port, model=settings.served_model_name)
+        _log_event("listening", host=host, port=port, model=settings.served_model_name)
         if not settings.is_loopback and not settings.api_keys:
-            _tell("everybody who reaches this port may ask; set an API key", level=logging.WARNING)
+            _log_event("every client that reaches this port is served; set an API key", level=logging.WARNING)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None or self._was_signalled:
             self.should_exit = self.force_exit = True
         else:
-            # A signal may come between any two instructions: the loop does the work.
+            # A signal handler runs between any two instructions: the event loop does the work.
             self._was_signalled = True
             self._loop.call_soon_threadsafe(self.begin_drain)
 
     def begin_drain(self) -> None:
-        """Take nothing new; end when all that was accepted is answered. Called in the event loop."""
+        """Admit no more requests; stop when the admitted ones are answered. Called in the event loop."""
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        _tell("draining", requests=self._state.admission.num_inside)
+        _log_event("draining", requests=self._state.admission.num_active)
         try:
             all_answered = await self._state.drain()
-            _tell("drained" if all_answered else "drained, but some answers took too long")
-        except Exception:  # an engine that cannot even drain must not keep the process
+            _log_event("drained" if all_answered else "drained, but some answers took too long")
+        except Exception:  # an engine that cannot drain must not keep the process alive
             LOGGER.exception("draining failed")
         finally:
             self.should_exit = True
@@ -96,20 +94,20 @@ class DrainingServer(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that waits for clients; an address in use is an error in one line."""
+    """A listening socket; an address in use is an error in one line."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         made = socket.create_server((host, port), family=family)
-        # asyncio sends small pieces at once (TCP_NODELAY) only over sockets that say they are TCP, and those
-        # accepted here learn from this one. Else a reply waits 40 ms between its head and its body.
+        # asyncio sets TCP_NODELAY only on sockets whose protocol is TCP, and accepted sockets inherit it from
+        # this one. Without it a response waits 40 ms between its head and its body.
         return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=made.detach())
     except (OSError, OverflowError) as error:
-        # Python adds the address, which stands there already.
+        # Python adds the address, which the message has already.
         why = (getattr(error, "strerror", None) or str(error)).partition(" (while attempting")[0]
         raise InputError(
             f"cannot listen on {host} port {port}: {why}. Choose another --host or --port."
         ) from None
 
 
-def _tell(event: str, level: int = logging.INFO, **facts: object) -> None:
+def _log_event(event: str, level: int = logging.INFO, **facts: object) -> None:
     LOGGER.log(level, event, extra={"facts": facts})

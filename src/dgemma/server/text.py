@@ -1,7 +1,7 @@
-"""What the server asks of text: a chat or a prompt as token ids, one token as it is shown, a workbench.
+"""The text functions the server needs: chats and prompts as token ids, token texts, task contexts.
 
-Messages go in, never strings with controls in them: who writes the ids of a prompt's controls is the
-checkpoint's template alone.
+Messages are passed as messages, never as strings with controls in them: only the checkpoint's template writes
+the control tokens of a prompt.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dgemma.canvas.workbench import Workbench
-from dgemma.constraint.compiler import Compiler
 from dgemma.engine.service import ServedModel
 from dgemma.errors import InputError
 from dgemma.params import GenerationParams
+from dgemma.structured_output.compiler import GrammarCompiler
+from dgemma.tasks.context import TaskContext
 from dgemma.text.chat_template import ChatTemplate
-from dgemma.text.piece_table import PieceTable
+from dgemma.text.token_texts import TokenTexts
 from dgemma.text.tokenizer import Tokenizer
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenPiece:
+class TokenText:
     """One token as log-probabilities show it."""
 
-    text: str  # a control by its name; a byte within a character as the replacement character
+    text: str  # a control by its name; part of a character as the replacement character
     raw: bytes | None  # what it adds to the text; None for a control, which adds nothing
 
 
 class TextService(Protocol):
-    """Called from worker threads, several at once. Whatever is wrong with a text is an InputError."""
+    """Called from worker threads, several at once. A text that cannot be used raises an InputError."""
 
     def render_chat(
         self,
@@ -43,19 +43,19 @@ class TextService(Protocol):
     ) -> tuple[int, ...]: ...
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """A text to be continued, with what begins one (`<bos>`)."""
+        """A text to be continued, with the token that begins a text (`<bos>`)."""
         ...
 
-    def piece(self, token: int) -> TokenPiece: ...
+    def token_text(self, token: int) -> TokenText: ...
 
-    def compiler(self, served: ServedModel) -> Compiler:
-        """What makes constraints for this vocabulary; it keeps what it made."""
+    def compiler(self, served: ServedModel) -> GrammarCompiler:
+        """The grammar compiler for this vocabulary, with its cache."""
         ...
 
-    def workbench(
+    def task_context(
         self, served: ServedModel, *, params: GenerationParams, seed: int, adapter: str | None, id_: str
-    ) -> Workbench:
-        """What fill, edit and decide work with."""
+    ) -> TaskContext:
+        """What the tasks (infill, edit, decide) work with."""
         ...
 
 
@@ -65,7 +65,7 @@ class CheckpointText:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._pieces = PieceTable(tokenizer)  # of the whole vocabulary, made once, when it is first asked for
+        self._token_texts = TokenTexts(tokenizer)  # of the whole vocabulary, made at its first use
 
     def render_chat(
         self,
@@ -82,24 +82,24 @@ class CheckpointText:
         bos = self._tokenizer.bos_id
         return (*(() if bos is None else (bos,)), *self._tokenizer.encode(text))
 
-    def piece(self, token: int) -> TokenPiece:
-        spelled = self._tokenizer.piece(token) or ""
+    def token_text(self, token: int) -> TokenText:
+        spelled = self._tokenizer.id_to_token(token) or ""
         if not self._tokenizer.text_ids([token]):
-            return TokenPiece(text=spelled, raw=None)
+            return TokenText(text=spelled, raw=None)
         text = self._tokenizer.decode([token])
         byte = _BYTE_PIECE.fullmatch(spelled) if token in self._tokenizer.byte_ids else None
-        return TokenPiece(text=text, raw=text.encode() if byte is None else bytes.fromhex(byte[1]))
+        return TokenText(text=text, raw=text.encode() if byte is None else bytes.fromhex(byte[1]))
 
-    def compiler(self, served: ServedModel) -> Compiler:
-        return Compiler(self._tokenizer, served.vocab_size, served.defaults.end_tokens)
+    def compiler(self, served: ServedModel) -> GrammarCompiler:
+        return GrammarCompiler(self._tokenizer, served.vocab_size, served.defaults.end_tokens)
 
-    def workbench(
+    def task_context(
         self, served: ServedModel, *, params: GenerationParams, seed: int, adapter: str | None, id_: str
-    ) -> Workbench:
-        return Workbench(
+    ) -> TaskContext:
+        return TaskContext(
             tokenizer=self._tokenizer,
             template=self._template,
-            pieces=self._pieces,
+            token_texts=self._token_texts,
             canvas_len=served.canvas_len,
             max_positions=served.max_positions,
             vocab_size=served.vocab_size,

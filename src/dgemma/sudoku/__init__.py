@@ -1,1 +1,1 @@
-"""Sudoku: grids, their symmetries, the held-out puzzles, and the tokens the bundled model reads. No torch."""
+"""Sudoku: grids, their symmetries, the held-out puzzles, and the tokens of the bundled model. No torch."""

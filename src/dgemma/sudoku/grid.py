@@ -1,4 +1,4 @@
-"""A Sudoku grid: 81 cells row by row, a digit or an empty cell each."""
+"""A Sudoku grid: 81 cells row by row, each a digit or empty."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dgemma.errors import InputError
 
 EMPTY = "."
 DIGITS = "123456789"
-# What people draw boards with; it says nothing about the cells.
+# Characters that boards are drawn with; they are ignored.
 _FRAME = frozenset(" \t\r\n|+-=_,;:*┃│┆╎║━─═┄╍┏┳┓┣╋┫┗┻┛┌┬┐├┼┤└┴┘╔╦╗╠╬╣╚╩╝╟╫╢╤╧╪╞╡")
-_EMPTY_SIGNS = frozenset(".0?xX")
+_EMPTY_CHARS = frozenset(".0?xX")
 
 # Cells that must differ from each other: nine rows, nine columns, nine boxes.
 UNITS = (
@@ -26,30 +26,35 @@ UNITS = (
 
 @dataclass(frozen=True)
 class Grid:
-    """81 characters, `.` where a cell is empty."""
+    """81 characters, `.` for an empty cell."""
 
     cells: str
 
     def __post_init__(self) -> None:
         if len(self.cells) != 81 or not set(self.cells) <= set(EMPTY + DIGITS):
-            raise InputError(f"a grid is 81 of {EMPTY}{DIGITS}; this one has {len(self.cells)} characters.")
+            raise InputError(
+                f"a grid is 81 of {EMPTY}{DIGITS}; this one has {len(self.cells)} characters.", field="cells"
+            )
 
     @classmethod
     def read(cls, text: str) -> Grid:
-        """A grid as people write it: `.`, `0`, `?` or `x` for empty cells, frames and spaces ignored."""
+        """Parse a grid: `.`, `0`, `?` or `x` for empty cells; frames and spaces are ignored."""
         cells = []
-        for place, sign in enumerate(text):
-            if sign in _EMPTY_SIGNS:
+        for place, char in enumerate(text):
+            if char in _EMPTY_CHARS:
                 cells.append(EMPTY)
-            elif sign in DIGITS:
-                cells.append(sign)
-            elif sign not in _FRAME:
+            elif char in DIGITS:
+                cells.append(char)
+            elif char not in _FRAME:
                 raise InputError(
-                    f"character {place + 1} of the puzzle is {sign!r}; cells are digits, and . or 0 where "
-                    "they are empty."
+                    f"character {place + 1} of the puzzle is {char!r}; cells are digits, and . or 0 where "
+                    "they are empty.",
+                    field="puzzle",
                 )
         if len(cells) != 81:
-            raise InputError(f"the puzzle has {len(cells)} cells; a Sudoku has 81, nine rows of nine.")
+            raise InputError(
+                f"the puzzle has {len(cells)} cells; a Sudoku has 81, nine rows of nine.", field="puzzle"
+            )
         return cls("".join(cells))
 
     @property
@@ -58,7 +63,7 @@ class Grid:
 
     @property
     def conflicts(self) -> tuple[int, ...]:
-        """Cells whose digit stands twice in a row, column or box."""
+        """Cells whose digit occurs twice in a row, column or box."""
         found: set[int] = set()
         for unit in UNITS:
             seen: dict[str, int] = {}
@@ -75,11 +80,11 @@ class Grid:
         return EMPTY not in self.cells and not self.conflicts
 
     def keeps(self, puzzle: Grid) -> int:
-        """How many of the puzzle's clues stand in this grid."""
+        """The number of the puzzle's clues that this grid keeps."""
         return sum(a == b != EMPTY for a, b in zip(puzzle.cells, self.cells, strict=True))
 
     def board(self) -> str:
-        """The grid as a board of characters."""
+        """The grid drawn as text."""
         rows = [self.cells[start : start + 9] for start in range(0, 81, 9)]
         lines = [" | ".join(" ".join(row[at : at + 3]) for at in (0, 3, 6)) for row in rows]
         rule = "------+-------+------"
@@ -87,11 +92,12 @@ class Grid:
 
 
 def check_puzzle(puzzle: Grid) -> None:
-    """Refuse what cannot be solved at a glance."""
+    """Refuse a puzzle whose clues contradict each other."""
     if puzzle.conflicts:
         raise InputError(
             f"the puzzle contradicts itself: {_places(puzzle.conflicts)} hold a digit twice in one row, "
-            "column or box."
+            "column or box.",
+            field="puzzle",
         )
 
 

@@ -1,4 +1,4 @@
-"""Training records of two grids in one format, of which the second is learned; each by its number alone."""
+"""Training records of a pair of grids, clues and solution. The solution is supervised."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LETTERS = np.array([VOCABULARY.index(letter) for letter in ROW_LETTERS])
 
 
 class GridRecords(Sequence[dict[str, Any]], ABC):
-    """Record n of a run for any n: a function of (seed, n) alone, so that a run can go on from a number."""
+    """Record n for any n: a function of (seed, n) alone, so that a run can resume from a record number."""
 
     def __init__(self, *, count: int, seed: int) -> None:
         self._count, self._seed = count, seed

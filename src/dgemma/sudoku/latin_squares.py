@@ -1,6 +1,6 @@
-"""Latin squares in the grid format: rows and columns as in Sudoku, and no boxes.
+"""Latin squares in the grid format: the rules of rows and columns as in Sudoku, without boxes.
 
-A base model learns from them what a grid is, but not Sudoku; `docs/sudoku.md` tells what for.
+A base model learns grids from them, but not Sudoku; `docs/sudoku.md` explains its use.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dgemma.sudoku.symmetry import Cells
 
 
 class LatinSquares(GridRecords):
-    """Random Latin squares with clues from `fewest` to `most`."""
+    """Random Latin squares with `fewest` to `most` clues."""
 
     def __init__(self, *, count: int, seed: int = 0, fewest: int = 30, most: int = 60) -> None:
         super().__init__(count=count, seed=seed)
@@ -29,8 +29,8 @@ class LatinSquares(GridRecords):
 
 
 def random_latin_square(generator: np.random.Generator) -> Cells:
-    """Row after row, each a random way to give every column a digit it has not had; there always is one."""
-    left = [set(range(1, 10)) for _ in range(9)]  # digits a column has not had
+    """A random Latin square, row by row. Each row is a random matching of columns to unused digits."""
+    left = [set(range(1, 10)) for _ in range(9)]  # unused digits of each column
     rows = []
     for _ in range(9):
         orders = [generator.permutation(9) + 1 for _ in range(9)]
@@ -52,7 +52,7 @@ def _assign(
     column_of: dict[int, int],
     tried: set[int],
 ) -> bool:
-    """Give `column` a digit, moving others to other digits where that is needed (Kuhn's matching)."""
+    """Assign a digit to `column`, reassigning other columns if needed (Kuhn's matching)."""
     for digit in orders[column].tolist():
         if digit not in left[column] or digit in tried:
             continue

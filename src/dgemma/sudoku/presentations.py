@@ -1,4 +1,4 @@
-"""Training records without end: puzzles, each time turned by another symmetry and with other clues added."""
+"""Training records from puzzles, each with a random symmetry and random added clues."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dgemma.sudoku.symmetry import Cells, cells_of_text, random_symmetry
 class Curriculum:
     """How many clues a record has.
 
-    A number is drawn between `fewest` and `most`, the likelier the smaller if `skew` is above 1; clues are
-    added up to it, and a puzzle that has as many already stays as it is. At the beginning the fewest are
-    `first_fewest`, falling in a straight line over `ramp` records.
+    The number is drawn between `fewest` and `most`; smaller numbers are more frequent if `skew` is above 1.
+    Clues are added up to this number; a puzzle that has as many already is unchanged. At the beginning the
+    lower limit is `first_fewest`; it falls linearly to `fewest` over `ramp` records.
     """
 
     fewest: int = 20
@@ -35,7 +35,7 @@ class Curriculum:
 
 
 class Presentations(GridRecords):
-    """Puzzles in random order; `curriculum`: None leaves every puzzle the clues it has."""
+    """Puzzles in random order. `curriculum`: None adds no clues."""
 
     def __init__(
         self, puzzles: Sequence[Puzzle], *, count: int, seed: int = 0, curriculum: Curriculum | None = None

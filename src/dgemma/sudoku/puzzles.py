@@ -1,4 +1,4 @@
-"""Puzzles with their solutions: files of them, and the held-out ones that come with the package."""
+"""Puzzles with their solutions: reading and writing files, and the held-out puzzles of the package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_FILE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Puzzle:
-    """Clues, and the one grid they allow."""
+    """Clues and their unique solution."""
 
     clues: Grid
     solution: Grid
@@ -32,26 +32,28 @@ class Puzzle:
 
 
 def held_out(band: Band | None = None) -> list[Puzzle]:
-    """The 3,000 puzzles that no bundled model was trained on, or a band's 1,000."""
+    """The 3,000 puzzles that no bundled model was trained on, or the 1,000 of one band."""
     if band is not None and band not in BANDS:
-        raise InputError(f"band is {band!r}{suggestion(str(band), BANDS)} Bands: {', '.join(BANDS)}.")
-    packed = (resources.files("dgemma") / "data" / "sudoku" / "held_out.csv.xz").read_bytes()
-    puzzles = _parse(lzma.decompress(packed).decode().splitlines(), "held_out.csv.xz")
+        raise InputError.about(
+            "band", f"is {band!r}{suggestion(str(band), BANDS)} Bands: {', '.join(BANDS)}."
+        )
+    compressed = (resources.files("dgemma") / "data" / "sudoku" / "held_out.csv.xz").read_bytes()
+    puzzles = _parse(lzma.decompress(compressed).decode().splitlines(), "held_out.csv.xz")
     return [puzzle for puzzle in puzzles if band in (None, puzzle.band)]
 
 
 def read_puzzles(path: str | Path) -> list[Puzzle]:
-    """The lines `puzzle,solution` of a file, which may be packed (`.xz`)."""
+    """The puzzles of a file with lines `puzzle,solution`, which may be compressed (`.xz`)."""
     file = Path(path)
     if not file.is_file():
-        raise InputError(f"{file} does not exist; docs/sudoku.md says how puzzles are made.")
+        raise InputError(f"{file} does not exist; docs/sudoku.md shows how to make puzzles.", field="path")
     with lzma.open(file) if file.suffix == ".xz" else file.open("rb") as opened:
         raw = opened.read(_MAX_FILE_BYTES)
     return _parse(raw.decode().splitlines(), str(file))
 
 
 def write_puzzles(path: str | Path, puzzles: Sequence[Puzzle]) -> None:
-    """What `read_puzzles` reads."""
+    """Write a file that `read_puzzles` can read."""
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{puzzle.clues.cells},{puzzle.solution.cells}\n" for puzzle in puzzles).encode()

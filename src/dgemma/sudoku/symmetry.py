@@ -1,7 +1,7 @@
-"""The symmetries of Sudoku, 1.2e12 of them, and one form that all grids of an orbit share.
+"""The 1.2e12 symmetries of Sudoku, and a canonical form that all grids of an orbit share.
 
 Bands, rows inside a band, stacks and columns inside a stack can be reordered, the grid can be transposed,
-and digits can be renamed. Two puzzles that differ by no more than that are the same puzzle.
+and digits can be renamed. Two puzzles that differ only by a symmetry count as the same puzzle.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLACE_VALUES = 10 ** np.arange(8, -1, -1)
 
 @dataclass(frozen=True)
 class Symmetry:
-    """`places[i]`: which cell of the old grid stands at place i of the new one; `digits[d]`: d's new name."""
+    """`places[i]`: the old index of the cell at new index i. `digits[d]`: the new digit for d."""
 
     places: Places  # [81]
     digits: Cells  # [10], digits[0] = 0
@@ -34,7 +34,7 @@ class Symmetry:
 
 def cells_of_text(text: str) -> Cells:
     """81 numbers from 81 characters, 0 for `.`."""
-    return np.array([0 if sign == "." else int(sign) for sign in text], np.int8)
+    return np.array([0 if char == "." else int(char) for char in text], np.int8)
 
 
 def random_symmetry(generator: np.random.Generator) -> Symmetry:
@@ -47,24 +47,24 @@ def random_symmetry(generator: np.random.Generator) -> Symmetry:
 
 
 def canonical(solution: Cells) -> bytes:
-    """The smallest grid, read row by row, among all that a full grid can be turned into.
+    """The canonical form of a full grid: the smallest grid of its orbit, compared row by row.
 
-    The first row of the smallest is 1 to 9. So a candidate is fixed by which line becomes the first row
-    and in which of 1,296 orders its columns stand; names of the digits follow from that, and the other rows
-    are sorted: those of the first band, those inside each other band, and the two bands.
+    The first row of the smallest is 1 to 9. So a candidate is determined by the line that becomes the first
+    row and by one of 1,296 orders of the columns. The renaming of the digits follows from them, and the other
+    rows are sorted: those of the first band, those inside each other band, and the two bands.
     """
     square = solution.reshape(9, 9)
     candidates = [(grid, *_second_rows(grid, first)) for grid in (square, square.T) for first in range(9)]
     smallest = min(int(keys.min()) for _, keys, _ in candidates)
     return min(
-        _finished(grid[:, _column_orders()[index]], names[index])
+        _sorted_rows(grid[:, _column_orders()[index]], names[index])
         for grid, keys, names in candidates
         for index in np.flatnonzero(keys == smallest)
     )
 
 
 def _second_rows(grid: Cells, first: int) -> tuple[Places, Cells]:
-    """For each order of columns: the second row as a number, and the digits' names [1296, 10]."""
+    """For each order of columns: the second row as a number, and the renaming of the digits [1296, 10]."""
     orders = _column_orders()
     names = np.zeros((len(orders), 10), np.int8)
     np.put_along_axis(names, grid[first][orders].astype(np.int64), np.arange(1, 10, dtype=np.int8)[None], 1)
@@ -75,15 +75,15 @@ def _second_rows(grid: Cells, first: int) -> tuple[Places, Cells]:
     return np.minimum(*keys), names
 
 
-def _finished(grid: Cells, names: Cells) -> bytes:
-    """The candidate with its rows in order."""
+def _sorted_rows(grid: Cells, names: Cells) -> bytes:
+    """The candidate with its rows sorted."""
     bands = [sorted(names[row].tobytes() for row in grid[at : at + 3]) for at in (0, 3, 6)]
     return b"".join(row for band in sorted(bands) for row in band)
 
 
 @cache
 def _column_orders() -> Places:
-    """All 1,296 orders of nine lines that keep threes together."""
+    """All 1,296 orders of nine columns that keep the stacks of three together."""
     inside = list(permutations(range(3)))
     orders = [
         [3 * stack + offset for stack, offsets in zip(stacks, chosen, strict=True) for offset in offsets]

@@ -1,10 +1,10 @@
-"""How the bundled model reads a grid: one token per cell, and a letter in front of each row.
+"""The token format of the bundled Sudoku model: one token per cell, and a letter before each row.
 
     <bos>A53..7....B6..195...C.98....6.D8...6...3E4..8.3..1F7...2...6G.6....28.H...419..5I....8..79
 
-The answer is written in the same way and ends with `<eos>`, so that a cell of the answer stands exactly
-`GRID_LEN` tokens behind the same cell of the puzzle: rotary positions tell such a pair by its distance alone.
-The letters tell the model where a row begins; from there a cell knows its column.
+The answer has the same format and ends with `<eos>`. So each cell of the answer is exactly `GRID_LEN` tokens
+after the same cell of the puzzle, and RoPE identifies such a pair by its distance alone. The letters mark the
+begin of each row, from which the column of a cell follows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VOCABULARY = (*SPECIALS, EMPTY, *DIGITS, *ROW_LETTERS)
 GRID_LEN = 90
 PROMPT_LEN = 1 + GRID_LEN
 ANSWER_LEN = GRID_LEN + 1
-# Where the 81 cells stand in a grid's tokens.
+# The indices of the 81 cells in the tokens of a grid.
 CELL_PLACES = [10 * (cell // 9) + 1 + cell % 9 for cell in range(81)]
 
 UNKNOWN = "?"
@@ -34,7 +34,7 @@ def to_text(grid: Grid) -> str:
 
 
 def pins(puzzle: Grid) -> dict[int, int | tuple[int, ...]]:
-    """What is known of an answer before it is written: letters, clues, its end; other cells are digits."""
+    """The pinned tokens of an answer: letters, clues and its end. Other cells are restricted to digits."""
     digits = tuple(VOCABULARY.index(digit) for digit in DIGITS)
     found: dict[int, int | tuple[int, ...]] = {GRID_LEN: EOS}
     for row, letter in enumerate(ROW_LETTERS):
@@ -45,17 +45,17 @@ def pins(puzzle: Grid) -> dict[int, int | tuple[int, ...]]:
 
 
 def answered_cells(text: str) -> str:
-    """81 characters from an answer's text, row by row behind the row's letter; `?` where there is none."""
+    """The 81 cells of an answer's text: nine after each row letter; `?` for a missing cell."""
     rows = []
     for letter in ROW_LETTERS:
-        behind = text.partition(letter)[2]
-        cells = "".join(takewhile(_CELLS.__contains__, behind[:9]))
+        rest = text.partition(letter)[2]
+        cells = "".join(takewhile(_CELLS.__contains__, rest[:9]))
         rows.append(cells.ljust(9, UNKNOWN))
     return "".join(rows)
 
 
 def solves(cells: str, puzzle: Grid) -> bool:
-    """Whether answered cells keep the rules and every clue."""
+    """Whether the cells of an answer satisfy the rules and keep every clue."""
     if UNKNOWN in cells:
         return False
     grid = Grid(cells)

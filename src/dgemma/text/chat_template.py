@@ -1,13 +1,12 @@
-"""A checkpoint's chat template: messages to token ids, where only the template writes controls.
+"""The chat template of a checkpoint: messages to token ids. Only the template writes control tokens.
 
-How user text is kept from becoming a control, whatever it spells and however the template joins it: in the
-template's own texts each control is replaced by one lone surrogate before rendering. User text has no
-surrogates (it was checked), so each surrogate in the rendered prompt is a control of the template's, and all
-between two of them is encoded as text. User text itself passes unchanged, so that `trim`, `length`, `upper`
-or `tojson` see what they should.
+User text never becomes a control token. Before rendering, each control in the template's own texts is
+replaced by one lone surrogate, its mark. User text is checked to have no surrogates, so each surrogate in the
+rendered prompt is a control of the template, and the text between two of them is encoded as ordinary text.
+User text is passed unchanged, so that `trim`, `length`, `upper` and `tojson` work.
 
-A template must therefore write each control as one literal (`'<|turn>' + role`), not put it together from
-parts (`'<|' + role + '>'`), which no released Gemma template does.
+A template must therefore write each control as one literal (`'<|turn>' + role`), not assemble it from parts
+(`'<|' + role + '>'`). No released Gemma template does that.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ from typing import Any
 from jinja2 import TemplateError, meta
 
 from dgemma.errors import CheckpointError, InputError
-from dgemma.text.files import read_object, read_text
 from dgemma.text.json_value import JsonReader
-from dgemma.text.messages import read_messages
-from dgemma.text.sandbox import Sandbox, TemplateLimitError, TemplateRefusalError
-from dgemma.text.tokenizer import Tokenizer
-from dgemma.text.tools import read_tools
+from dgemma.text.messages import read_messages, read_tools
+from dgemma.text.sandbox import TemplateLimitError, TemplateRefusalError, TemplateSandbox
+from dgemma.text.tokenizer import Tokenizer, read_object, read_text
 
 MAX_TEMPLATE_BYTES = 1 << 20
 _MAX_CONFIG_BYTES = 16 << 20
@@ -39,12 +36,12 @@ class ChatTemplate:
     def __init__(self, source: str, tokenizer: Tokenizer, *, origin: str = "the chat template") -> None:
         self._tokenizer = tokenizer
         self._origin = origin
-        self._ids: dict[str, int] = {}  # mark -> control id
+        self._ids: dict[str, int] = {}  # mark -> control token id
         self._marks: dict[str, str] = {}  # control name -> mark
-        # Of two names that begin together the longer one is meant, as in the tokenizer.
+        # The longest name matches first, as in the tokenizer.
         names = sorted(tokenizer.controls, key=len, reverse=True)
         self._names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
-        self._sandbox = Sandbox()
+        self._sandbox = TemplateSandbox()
         if len(source) > MAX_TEMPLATE_BYTES:
             raise CheckpointError(
                 f"{origin} has more than {MAX_TEMPLATE_BYTES >> 20} MiB; it is no template."
@@ -53,7 +50,9 @@ class ChatTemplate:
             self._template = self._sandbox.compile_marked(source, self._mark)
             known = meta.find_undeclared_variables(self._sandbox.parse(source))
         except (TemplateError, SyntaxError, RecursionError, ValueError, MemoryError) as error:
-            raise CheckpointError(f"{origin} is not a valid Jinja template: {self._told(error)}") from None
+            raise CheckpointError(
+                f"{origin} is not a valid Jinja template: {self._one_line(error)}"
+            ) from None
         self._control_variables = {
             variable: self._mark(name) for variable, name in tokenizer.template_names.items()
         }
@@ -86,7 +85,7 @@ class ChatTemplate:
         enable_thinking: bool = False,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The prompt's token ids. No text of messages or tools becomes a control."""
+        """The prompt's token ids. No text of messages or tools becomes a control token."""
         return self.encode_marked(
             self.render_marked(
                 messages,
@@ -104,7 +103,7 @@ class ChatTemplate:
         enable_thinking: bool = False,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt as text in which each control is one lone surrogate, its mark."""
+        """The prompt as text in which each control token is its mark."""
         reader = JsonReader()
         chat = read_messages(messages, reader, for_reply=add_generation_prompt)
         declared = read_tools(tools, reader)
@@ -120,9 +119,9 @@ class ChatTemplate:
         )
 
     def encode_marked(self, marked: str, known: dict[str, list[int]] | None = None) -> list[int]:
-        """The ids of a marked text: controls by their marks, everything between them as text.
+        """The ids of a marked text: marks become control tokens, the rest is encoded as text.
 
-        known: texts already encoded. Who encodes the growing prompts of one chat passes the same dict.
+        known: cache of encoded texts; pass one dict for the growing prompts of one chat.
         """
         known = {} if known is None else known
         ids: list[int] = []
@@ -142,18 +141,18 @@ class ChatTemplate:
         try:
             return self._sandbox.render_bounded(self._template, {**self._control_variables, **variables})
         except TemplateRefusalError as error:
-            raise InputError(f"the chat template refuses this chat: {self._told(error)}") from None
+            raise InputError(f"the chat template refuses this chat: {self._one_line(error)}") from None
         except TemplateLimitError as error:
             raise InputError(
-                f"the chat template exceeds a limit on this chat: {self._told(error)}; shorten the chat."
+                f"the chat template exceeds a limit on this chat: {self._one_line(error)}; shorten the chat."
             ) from None
         except Exception as error:  # a template can make Python raise anything
             raise InputError(
-                f"the chat template cannot render this chat: {type(error).__name__}: {self._told(error)}"
+                f"the chat template cannot render this chat: {type(error).__name__}: {self._one_line(error)}"
             ) from None
 
-    def _told(self, error: Exception) -> str:
-        """An error's text in one line, with the controls' names in place of their marks."""
+    def _one_line(self, error: Exception) -> str:
+        """An error's text in one line, with the names of controls in place of their marks."""
         return " ".join(self.shown(str(error)).split())[:200]
 
     def _mark(self, text: str) -> str:
@@ -173,17 +172,25 @@ class ChatTemplate:
     def _refuse_what_would_be_dropped(
         self, chat: list[dict[str, Any]], tools: list[dict[str, Any]] | None, enable_thinking: bool
     ) -> None:
-        """A template ignores what it does not know; the caller should hear of it."""
+        """A template silently ignores unknown variables; refuse input that it would drop."""
         if tools and not self.takes_tools:
-            raise InputError("tools are given, but this checkpoint's chat template has no place for them.")
+            raise InputError(
+                "tools are given, but this checkpoint's chat template has no place for them.", field="tools"
+            )
         if not self.takes_tool_calls and any("tool_calls" in message for message in chat):
-            raise InputError("messages hold tool_calls, but this checkpoint's chat template ignores them.")
+            raise InputError(
+                "messages hold tool_calls, but this checkpoint's chat template ignores them.",
+                field="messages",
+            )
         if enable_thinking and not self.takes_thinking:
-            raise InputError("enable_thinking is true, but this checkpoint's chat template cannot switch it.")
+            raise InputError(
+                "enable_thinking is true, but this checkpoint's chat template cannot switch it.",
+                field="enable_thinking",
+            )
 
 
 def _default_template(entry: object, file: Path) -> str:
-    """A template stands alone or, with others, under the name `default`."""
+    """The entry is a template, or a list of named ones of which `default` is used."""
     if isinstance(entry, list):
         named = [item for item in entry if isinstance(item, dict) and item.get("name") == "default"]
         entry = named[0].get("template") if named else None

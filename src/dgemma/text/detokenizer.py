@@ -1,4 +1,4 @@
-"""Ids that arrive in portions, to text that is final: what was shown never changes."""
+"""Incremental detokenization: chunks of token ids to text that is final."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._held: list[int] = []  # a run of byte pieces whose end has not come yet
+        self._held: list[int] = []  # a run of byte tokens that may continue
 
     def add(self, ids: Iterable[int]) -> str:
-        """The text these ids settle."""
-        # Any other piece means the same in any company. A run of bytes is judged as a whole, so that
-        # one broken byte at its end changes all of it: it is settled only by the piece after it.
-        settled: list[int] = []
+        """The text that these ids make final."""
+        # The text of other tokens does not depend on their neighbours. A run of byte tokens is decoded as a
+        # whole: one invalid byte at its end changes all of it, so it is final only with the token after it.
+        final: list[int] = []
         for id_ in self._tokenizer.text_ids(ids):
             self._held.append(id_)
             if id_ not in self._tokenizer.byte_ids:
-                settled += self._held
+                final += self._held
                 self._held = []
-        return self._tokenizer.decode(settled)
+        return self._tokenizer.decode(final)
 
     def finish(self) -> str:
-        """The rest; bytes that make no character become replacement characters."""
+        """The rest; invalid bytes become replacement characters."""
         rest, self._held = self._held, []
         return self._tokenizer.decode(rest)

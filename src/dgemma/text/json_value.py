@@ -1,4 +1,4 @@
-"""JSON values from outside, copied into plain Python and bounded: nothing else reaches a template."""
+"""JSON values from callers, copied into plain Python values and bounded. Templates see only such copies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_INT_BITS = 1024
 
 @dataclass
 class JsonReader:
-    """Copies values until a shared budget is spent: one reader per chat."""
+    """Copies values within one budget of values and characters: one reader per chat."""
 
     num_values_left: int = field(default=MAX_VALUES)
     num_chars_left: int = field(default=MAX_CHARS)

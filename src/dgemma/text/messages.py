@@ -1,4 +1,4 @@
-"""The messages of a chat: what a caller may send, checked and brought into one form for templates."""
+"""The messages and tool declarations of a chat, validated and normalized for templates."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from dgemma.errors import InputError, suggestion
+from dgemma.errors import InputError, error_field, suggestion
 from dgemma.text.json_value import JsonReader
 
 MAX_MESSAGES = 10_000
-# The names others use for the same role.
+MAX_TOOLS = 1024
+# Role names of other APIs.
 ROLES = {
     "system": "system",
     "developer": "system",
@@ -29,10 +30,11 @@ _KEYS = {
 _MEDIA = ("image", "audio", "video", "file")
 
 
+@error_field("messages")
 def read_messages(messages: object, reader: JsonReader, *, for_reply: bool) -> list[dict[str, Any]]:
     """Checked copies: roles are system, user, assistant or tool, `content` is a string.
 
-    `for_reply`: the model is to answer, so the last word must not be its own.
+    for_reply: the model answers next, so the last message must not be the assistant's.
     """
     if not isinstance(messages, list | tuple):
         raise InputError(f"messages is of type {type(messages).__name__}; give a list of messages.")
@@ -79,7 +81,7 @@ def _read_message(raw: object, reader: JsonReader, where: str) -> dict[str, Any]
     if len(reasoning) > 1:
         raise InputError(f"{where} gives different texts as {' and '.join(reasoning.values())}; give one.")
     for text in reasoning:
-        # Templates read it under any of its names.
+        # Templates read the reasoning content under any of these names.
         checked |= dict.fromkeys(_REASONING, text)
     return checked
 
@@ -132,7 +134,7 @@ def _read_calls(raw: object, reader: JsonReader, where: str) -> list[dict[str, A
 
 
 def _read_arguments(raw: object, reader: JsonReader, where: str) -> Any:
-    """An object. OpenAI's clients send it as JSON text, which templates would show as a string."""
+    """An object. OpenAI clients send it as JSON text, which templates would render as a string."""
     if isinstance(raw, str):
         text = reader.text(raw, where)
         try:
@@ -161,8 +163,32 @@ def _answered_tool(message: dict[str, Any], calls: dict[str | None, str] | None,
     return str(name)
 
 
+@error_field("tools")
+def read_tools(tools: object, reader: JsonReader) -> list[dict[str, Any]] | None:
+    """Checked copies, or None when there are no tools."""
+    if tools is None:
+        return None
+    if not isinstance(tools, list | tuple):
+        raise InputError(f"tools is of type {type(tools).__name__}; give a list of declarations.")
+    if len(tools) > MAX_TOOLS:
+        raise InputError(f"tools has {len(tools)} declarations; at most {MAX_TOOLS} are allowed.")
+    return [_read_tool(tool, reader, f"tool {number}") for number, tool in enumerate(tools, start=1)] or None
+
+
+def _read_tool(raw: object, reader: JsonReader, where: str) -> dict[str, Any]:
+    tool: dict[str, Any] = reader.read(raw, where)
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or tool.get("type", "function") != "function":
+        raise InputError(f'{where} is not of the form {{"type": "function", "function": {{...}}}}.')
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise InputError(f"{where} has no name; give function.name as a string.")
+    if not isinstance(function.get("parameters", {}), dict | None):
+        raise InputError(f"{where}: parameters is not an object; give a JSON schema.")
+    return tool
+
+
 def _present(raw: object, where: str) -> dict[str, Any]:
-    """The object's entries that say something: clients send unused ones as null or []."""
+    """The entries of an object without null and []: clients send unused fields so."""
     if not isinstance(raw, dict):
         raise InputError(f"{where} is of type {type(raw).__name__}; give an object.")
     return {
@@ -183,6 +209,6 @@ def _hint(name: object, known: Iterable[str]) -> str:
 
 
 def _short(value: object) -> str:
-    """A caller's value in an error: one line, and never more of it than needed."""
+    """A caller's value in an error message: one line, shortened."""
     shown = repr(value) if isinstance(value, str | list | None) else f"of type {type(value).__name__}"
     return shown if len(shown) <= 60 else shown[:57] + "..."

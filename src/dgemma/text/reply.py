@@ -1,14 +1,14 @@
-"""A reply, taken apart while it arrives: thought, answer and tool calls.
+"""Reply parsing, incremental: thought (reasoning content), answer and tool calls.
 
-Markers are recognised by token id only, so text that spells a marker is text. Rules:
+Markers are recognised by token id only, so their spelling in text has no effect. Rules:
 
-- `<|channel>` ... `<channel|>` is thought; its label line `thought\\n` is dropped. Empty, it leaves nothing.
+- `<|channel>` ... `<channel|>` is thought; its label line `thought\\n` is dropped.
 - A reply that begins with the bare line `thought\\n`, or with `thought` and then a channel marker, loses that
-  label: some models write it although they do not think. Any other beginning ("thought experiments ...",
-  "Thought", the single word "thought") is the answer's.
-- `<|tool_call>` ... `<tool_call|>` is a call. Another marker inside it, or the reply's end, cuts it off.
-- `<|tool_response>` ... `<tool_response|>` is dropped: a result is never the model's to write.
-- All other controls are dropped where they stand.
+  label: some models write it with thinking off. Any other beginning ("thought experiments ...", "Thought",
+  the bare text "thought") belongs to the answer.
+- `<|tool_call>` ... `<tool_call|>` is a call. Another marker, or the end of the reply, truncates it.
+- `<|tool_response>` ... `<tool_response|>` is dropped: the model does not write tool results.
+- All other control tokens are dropped.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Channel(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplyPiece:
-    """Text that is final. Of a tool call: all of it at once, `text` being its arguments as JSON."""
+class ReplyChunk:
+    """Final text of one channel. A tool call is one chunk; its `text` is its arguments as JSON."""
 
     channel: Channel
     text: str
@@ -41,34 +41,34 @@ class ReplyPiece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reply:
-    """A whole reply."""
+class ParsedReply:
+    """A complete reply."""
 
     thought: str
     answer: str
     tool_calls: tuple[ToolCall, ...]
 
     @classmethod
-    def from_pieces(cls, pieces: Iterable[ReplyPiece]) -> Reply:
-        pieces = list(pieces)
+    def from_chunks(cls, chunks: Iterable[ReplyChunk]) -> ParsedReply:
+        chunks = list(chunks)
         return cls(
-            thought="".join(p.text for p in pieces if p.channel is Channel.THOUGHT),
-            answer="".join(p.text for p in pieces if p.channel is Channel.ANSWER),
-            tool_calls=tuple(p.call for p in pieces if p.call is not None),
+            thought="".join(c.text for c in chunks if c.channel is Channel.THOUGHT),
+            answer="".join(c.text for c in chunks if c.channel is Channel.ANSWER),
+            tool_calls=tuple(c.call for c in chunks if c.call is not None),
         )
 
     @classmethod
-    def from_ids(cls, tokenizer: Tokenizer, ids: Iterable[int]) -> Reply:
+    def from_ids(cls, tokenizer: Tokenizer, ids: Iterable[int]) -> ParsedReply:
         parser = ReplyParser(tokenizer)
-        return cls.from_pieces([*parser.add(ids), *parser.finish()])
+        return cls.from_chunks([*parser.add(ids), *parser.finish()])
 
 
 class ReplyParser:
-    """Ids in, in any portions; pieces out. The same ids give the same reply, however they are cut."""
+    """Token ids in, chunks out. The reply does not depend on how the ids are split over calls."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # What each marker opens; None: text that is dropped.
+        # The channel after each marker; None: text is dropped.
         opens = {
             "<|channel>": Channel.THOUGHT,
             "<channel|>": Channel.ANSWER,
@@ -84,25 +84,25 @@ class ReplyParser:
         self._channel_marks = [tokenizer.controls.get(name) for name in ("<|channel>", "<channel|>")]
         self._channel: Channel | None = Channel.ANSWER
         self._detokenizer = Detokenizer(tokenizer)
-        self._label: str | None = ""  # the text so far, while it may still become the label
+        self._label: str | None = ""  # the text so far, while it is a prefix of the label
         self._call: list[int] = []
 
-    def add(self, ids: Iterable[int]) -> list[ReplyPiece]:
-        pieces: list[ReplyPiece] = []
+    def add(self, ids: Iterable[int]) -> list[ReplyChunk]:
+        chunks: list[ReplyChunk] = []
         run: list[int] = []
         for id_ in ids:
             if id_ in self._opens:
-                pieces += [*self._continue(run), *self._close(id_)]
+                chunks += [*self._continue(run), *self._close(id_)]
                 run = []
                 self._open(self._opens[id_])
             else:
                 run.append(id_)
-        return [*pieces, *self._continue(run)]
+        return [*chunks, *self._continue(run)]
 
-    def finish(self) -> list[ReplyPiece]:
+    def finish(self) -> list[ReplyChunk]:
         return self._close(None)
 
-    def _continue(self, ids: list[int]) -> list[ReplyPiece]:
+    def _continue(self, ids: list[int]) -> list[ReplyChunk]:
         if self._channel is Channel.TOOL_CALL:
             self._call += ids
             return []
@@ -114,14 +114,14 @@ class ReplyParser:
         self._label = "" if channel is Channel.THOUGHT else None
         self._call = []
 
-    def _close(self, marker: int | None) -> list[ReplyPiece]:
-        """End the channel that is open, at a marker or (None) at the reply's end."""
+    def _close(self, marker: int | None) -> list[ReplyChunk]:
+        """Close the open channel, at a marker or (None) at the end of the reply."""
         if self._channel is Channel.TOOL_CALL:
             call = parse_tool_call(self._tokenizer, self._call)
             if marker is None or marker != self._call_end:
                 call = replace(call, arguments={}, error="the call was cut off before <tool_call|>")
             text = call.arguments_json if call.error is None else self._tokenizer.decode(self._call)
-            return [ReplyPiece(channel=Channel.TOOL_CALL, text=text, call=call)]
+            return [ReplyChunk(channel=Channel.TOOL_CALL, text=text, call=call)]
         text = self._without_label(self._detokenizer.finish())
         if self._label is not None:
             bare_label = self._label == _LABEL.strip()
@@ -139,7 +139,7 @@ class ReplyParser:
         text, self._label = self._label.removeprefix(_LABEL), None
         return text
 
-    def _text(self, text: str) -> list[ReplyPiece]:
+    def _text(self, text: str) -> list[ReplyChunk]:
         if not text or self._channel is None:
             return []
-        return [ReplyPiece(channel=self._channel, text=text)]
+        return [ReplyChunk(channel=self._channel, text=text)]

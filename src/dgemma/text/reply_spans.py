@@ -1,19 +1,20 @@
-"""Which tokens of a chat the assistant wrote, so that training asks for exactly what inference asks for.
+"""The token spans of the assistant's replies in a chat, so that training predicts what inference generates.
 
-At inference the prompt is `template.render(messages[:i])` and the model writes what follows. So for each
-reply the template renders the chat before it, as a prompt, and the chat up to and with it. Mostly the first
-is how the second begins, and the rest is the reply, up to and including its last control, which ends the
-turn. Prompt and reply are encoded apart, as at inference: together, the header's newline could merge with one
-that begins the reply. Headers, user turns and tool results are read, and never part of a reply.
+At inference the prompt is `template.render(messages[:i])` and the model generates what follows. So for each
+reply the template renders the chat before it, as a prompt, and the chat including it. Usually the first is a
+prefix of the second, and the rest is the reply, up to and including its last control token, which ends the
+turn. Prompt and reply are encoded separately, as at inference: encoded together, the newline of the header
+could merge with one at the beginning of the reply. Headers, user turns and tool results are never part of a
+reply.
 
-Released templates do not always keep to this; then the reply is what stands behind its own header:
+Released templates do not always follow this; then the reply is the text after its own header:
 
-- Where thinking is off, a prompt may end with an empty thought that history leaves out.
-- After a tool result the prompt has no header, since the model's turn goes on; history may have one.
+- With thinking off, a prompt may end with an empty thought that history leaves out.
+- After a tool result the prompt has no header, since the model's turn continues; history may have one.
 
-Replies share one sequence as long as the tokens so far are how the next reply's own prompt begins. Where
-they are not (the template drops old thoughts, or the reply is spelled otherwise once it is history), the next
-reply gets a sequence of its own, with the prompt that inference would give it.
+Replies share one sequence as long as the tokens so far are a prefix of the next reply's prompt. Where they
+are not (the template drops old thoughts, or renders a past reply differently), the next reply gets a
+sequence of its own, with the prompt of inference.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class SpannedChat:
-    """A chat's tokens, and [start, stop) of each reply in them. Before a reply stands its exact prompt."""
+    """The tokens of a chat and [start, stop) of each reply. The exact prompt precedes each reply."""
 
     tokens: tuple[int, ...]
     replies: tuple[tuple[int, int], ...]
@@ -46,16 +47,16 @@ def reply_spans(
     enable_thinking: bool = False,
     num_prompt_messages: int = 0,
 ) -> list[SpannedChat]:
-    """The chat's replies; usually in one sequence. What follows the last reply is left out.
+    """The replies of a chat, usually in one sequence, which ends with the last reply.
 
-    num_prompt_messages: so many messages are prompt, whoever wrote them.
+    num_prompt_messages: the first messages, of any role, that are prompt only.
     """
     chat = read_messages(messages, JsonReader(), for_reply=False)
     known: dict[str, list[int]] = {}
     chats: list[SpannedChat] = []
     tokens: list[int] = []
     replies: list[tuple[int, int]] = []
-    render = _Render(template=template, tools=tools, enable_thinking=enable_thinking)
+    render = _ChatRenderer(template=template, tools=tools, enable_thinking=enable_thinking)
     header = render.header(messages, [message["role"] for message in chat])
     for index in _reply_indices(chat, num_prompt_messages):
         prompt, reply = _prompt_and_reply(render, header, messages, index)
@@ -70,7 +71,7 @@ def reply_spans(
 
 
 def _reply_indices(chat: list[dict[str, Any]], num_prompt_messages: int) -> list[int]:
-    """The assistant's messages that answer someone. One that opens the chat is only read."""
+    """The assistant messages that answer a user or tool message. One that opens the chat is prompt."""
     roles = [message["role"] for message in chat]
     for index in range(1, len(roles)):
         if roles[index - 1] == roles[index] == "assistant":
@@ -91,7 +92,7 @@ def _reply_indices(chat: list[dict[str, Any]], num_prompt_messages: int) -> list
     return found
 
 
-def _prompt_and_reply(render: _Render, header: str, messages: Messages, index: int) -> tuple[str, str]:
+def _prompt_and_reply(render: _ChatRenderer, header: str, messages: Messages, index: int) -> tuple[str, str]:
     """Both as marked texts."""
     template = render.template
     prompt = render(messages[:index], add_generation_prompt=True)
@@ -115,14 +116,14 @@ def _prompt_and_reply(render: _Render, header: str, messages: Messages, index: i
         raise InputError(
             f"message {index + 1} cannot be learned: the chat template ends it with "
             f"{template.shown(written[-20:])!r}, not with a control, so the model would not learn to stop. "
-            "Let the template write <turn|> or eos_token behind a reply, or use raw prompts."
+            "Let the template write <turn|> or eos_token after a reply, or use raw prompts."
         )
     return prompt, written[: marks[-1].end()]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Render:
-    """The template with what is the same for all prompts of a chat."""
+class _ChatRenderer:
+    """The template with the arguments that all prompts of a chat share."""
 
     template: ChatTemplate
     tools: Sequence[Mapping[str, Any]] | None
@@ -137,7 +138,7 @@ class _Render:
         )
 
     def header(self, messages: Messages, roles: list[str]) -> str:
-        """What a prompt puts before a reply; empty if that has no control, for then a text could spell it."""
+        """The header of a reply in a prompt; empty without a control token: text could then equal it."""
         if "user" not in roles:
             return ""
         question = messages[: roles.index("user") + 1]
@@ -148,7 +149,7 @@ class _Render:
 
 
 def _begun_thought(template: ChatTemplate, prompt: str) -> str:
-    """The thought that ends the prompt, empty and closed or open: `<|channel>thought\\n<channel|>`."""
+    """A thought at the end of the prompt, open or empty and closed: `<|channel>thought\\n<channel|>`."""
     marks = list(MARKS.finditer(prompt))
     names = [template.shown(mark[0]) for mark in marks[-2:]]
     if names[-1:] == ["<|channel>"]:
@@ -159,7 +160,7 @@ def _begun_thought(template: ChatTemplate, prompt: str) -> str:
 
 
 def _left_to_write(template: ChatTemplate, begun: str, written: str) -> str | None:
-    """What is left to write where the prompt has begun a thought; None if the two contradict each other."""
+    """The rest of a reply whose thought the prompt has begun; None if the two contradict each other."""
     if written.startswith(begun):
         return written[len(begun) :]
     is_closed = template.shown(begun[-1]) == "<channel|>"
@@ -167,9 +168,9 @@ def _left_to_write(template: ChatTemplate, begun: str, written: str) -> str | No
 
 
 def _refuse_what_was_dropped(message: dict[str, Any], reply: str, index: int) -> None:
-    """A template may leave out what the data wants learned; the caller should hear of it."""
+    """Refuse a reply that the template does not render in full."""
     for key, name in (("content", "content"), ("reasoning_content", "reasoning")):
-        # Templates trim texts, and the label of a thought may stand in the prompt already.
+        # Templates trim texts, and the label of a thought may be in the prompt already.
         if message.get(key, "").strip() not in reply:
             raise InputError(
                 f"message {index + 1}: its {name} is not in what the chat template writes of it, so it could "

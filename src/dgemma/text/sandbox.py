@@ -1,7 +1,7 @@
-"""Where chat templates run: Jinja's sandbox, the helpers templates expect, bounds on work and size.
+"""The sandbox of chat templates: Jinja's sandbox, the helpers templates expect, limits on work and size.
 
-A template is code from a checkpoint. It reaches none of Python's own attributes and changes no value it is
-given; its loops, macros, repetitions and output are counted.
+A template is code from a checkpoint. It cannot read Python's own attributes or change its inputs; its loops,
+macros, repetitions and output are counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-MAX_STEPS = 500_000  # loop rounds and macro calls
+MAX_STEPS = 500_000  # loop iterations and macro calls
 MAX_OUTPUT_CHARS = 32 << 20
 _STEPS = "dgemma steps"  # no name that a template could write
 _PADDING = ("ljust", "rjust", "center", "zfill", "expandtabs")
@@ -30,22 +30,24 @@ _WIDE_FORMAT = re.compile(r"[0-9]{5,}|\*|\{[^}]*\{")
 
 
 class TemplateRefusalError(TemplateError):
-    """The template called `raise_exception`: it does not render such a chat."""
+    """The template called `raise_exception`."""
 
 
 class TemplateLimitError(TemplateError):
-    """The template asked for more work or memory than a prompt can need."""
+    """The template exceeded a limit on work or memory."""
 
 
-class Sandbox(ImmutableSandboxedEnvironment):
+class TemplateSandbox(ImmutableSandboxedEnvironment):
     # `'x' * 10 ** 9` is small code with a large result; so are wide formats and paddings.
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation, _Steps])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock, _StepCounter]
+        )
         del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        self.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         self.filters["tojson"] = _tojson
         self.filters["format"] = _formatted
         for name in ("center", "indent"):
@@ -53,7 +55,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def compile_marked(self, source: str, mark: Callable[[str], str]) -> Template:
         """The template with `mark` applied to each of its own texts, and with its loops counted."""
-        tree = _Marker(mark).visit(self.parse(source))
+        tree = _ControlMarker(mark).visit(self.parse(source))
         tree.set_environment(self)
         return self.from_string(tree)
 
@@ -68,7 +70,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return "".join(parts)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
-        # Jinja's own answer prints as nothing; a prompt with a hole is worse than none.
+        # Jinja would render an empty string; a prompt with missing text is worse than an error.
         raise SecurityError(f"templates may not read {attribute!r} of a {type(obj).__name__}")
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
@@ -94,7 +96,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-class _Generation(Extension):
+class _GenerationBlock(Extension):
     """`{% generation %}` marks what training supervises; for rendering it is only a block."""
 
     tags = {"generation"}  # noqa: RUF012
@@ -104,8 +106,8 @@ class _Generation(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-class _Steps(Extension):
-    """Counts loop rounds and macro calls, where a template cannot get at the counter."""
+class _StepCounter(Extension):
+    """Counts loop iterations and macro calls; templates cannot access the counter."""
 
     @pass_context
     def step(self, context: Context) -> bool:
@@ -114,7 +116,7 @@ class _Steps(Extension):
         return True
 
 
-class _Marker(NodeTransformer):
+class _ControlMarker(NodeTransformer):
     def __init__(self, mark: Callable[[str], str]) -> None:
         self._mark = mark
 
@@ -129,7 +131,7 @@ class _Marker(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        if node.test is not None:  # `for x in xs if test`: rounds that fail the test count too
+        if node.test is not None:  # `for x in xs if test`: iterations that fail the test count too
             node.test = nodes.And(_step_call(node), node.test, lineno=node.lineno)
         else:
             node.body.insert(0, nodes.ExprStmt(_step_call(node), lineno=node.lineno))
@@ -142,7 +144,7 @@ class _Marker(NodeTransformer):
 
 
 def _step_call(node: nodes.Node) -> nodes.Call:
-    step = nodes.ExtensionAttribute(_Steps.identifier, "step", lineno=node.lineno)
+    step = nodes.ExtensionAttribute(_StepCounter.identifier, "step", lineno=node.lineno)
     return nodes.Call(step, [], [], None, None, lineno=node.lineno)
 
 
@@ -157,7 +159,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: Jinja's own filter escapes for HTML, which no model was trained on."""
+    """Plain JSON: Jinja's own filter escapes for HTML, which models are not trained on."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,4 +1,4 @@
-"""The tokenizer: user text to ids that are never controls, ids back to text."""
+"""The tokenizer: user text to token ids that are never control tokens, and ids back to text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import Any
 import tokenizers
 
 from dgemma.errors import CheckpointError, InputError
-from dgemma.text.files import read_object
 
 MAX_TEXT_BYTES = 16 << 20
 _MAX_TOKENIZER_BYTES = 256 << 20
 _MAX_CONFIG_BYTES = 16 << 20
 
-# Added tokens of these shapes are controls even where a file forgets to call them special.
+# Added tokens of these shapes are control tokens, also where the file does not mark them as special.
 # All other added tokens (Gemma's `\n\n`, runs of spaces, `<table>`) are ordinary text.
 _CONTROL_SHAPE = re.compile(
     r"<\|.+|.+\|>|<unused\d+>|<(?:pad|eos|bos|unk|mask|s|/s)>|<(?:start|end)_of_\w+>|\[@?\w+@?\]", re.DOTALL
@@ -27,18 +26,18 @@ _BYTE_SHAPE = re.compile(r"<0x..>")
 
 
 class Tokenizer:
-    """A checkpoint's `tokenizer.json`, with its controls kept apart from text."""
+    """A checkpoint's `tokenizer.json`; control (special) tokens are kept apart from text."""
 
     def __init__(self, engine: tokenizers.Tokenizer, controls: dict[str, int], names: dict[str, str]):
         self._engine = engine
         self._control_names = {id_: name for name, id_ in controls.items()}
         self.controls: Mapping[str, int] = MappingProxyType(controls)
-        # What a chat template calls them: {"bos_token": "<bos>", ...}.
+        # Their names in chat templates: {"bos_token": "<bos>", ...}.
         self.template_names: Mapping[str, str] = MappingProxyType(names)
         vocab = engine.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max([*vocab.values(), *controls.values()], default=-1)
-        # One raw byte each; they mean a character only together with their neighbours.
-        self.byte_ids = frozenset(id_ for piece, id_ in vocab.items() if _BYTE_SHAPE.fullmatch(piece))
+        # Byte-fallback tokens: one byte each; only a run of them decodes to characters.
+        self.byte_ids = frozenset(id_ for token, id_ in vocab.items() if _BYTE_SHAPE.fullmatch(token))
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:
@@ -79,28 +78,31 @@ class Tokenizer:
         return self.id_of(self.template_names.get("eos_token", "<eos>"))
 
     def id_of(self, name: str) -> int | None:
-        """The id of a control such as `<|turn>`, if this tokenizer has it."""
+        """The id of a control token such as `<|turn>`, or None."""
         return self.controls.get(name)
 
-    def piece(self, id_: int) -> str | None:
-        """The vocabulary's spelling of one id: `▁the`, `<0xE2>`, `<|turn>`."""
+    def id_to_token(self, id_: int) -> str | None:
+        """The vocabulary entry of one id: `▁the`, `<0xE2>`, `<|turn>`; None if it has none."""
         (id_,) = _checked_ids([id_])
         return self._control_names.get(id_) or self._engine.id_to_token(id_)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of user text. No control comes out, whatever the text spells."""
+        """The ids of user text. Never a control token, whatever the text contains."""
         check_text(text)
+        # `encode` holds the interpreter lock: a text of 2 MB would stop every other thread for seconds.
+        (fast,) = self._engine.encode_batch_fast([text], add_special_tokens=False)
+        found: list[int] = fast.ids
+        if self._control_names.keys().isdisjoint(found):
+            return found
+        # A vocabulary may hold a control as an ordinary token too: encode it character by character.
         encoding = self._engine.encode(text, add_special_tokens=False)
-        if self._control_names.keys().isdisjoint(encoding.ids):
-            return list(encoding.ids)
-        # Some models know a control as an ordinary piece too: spell it letter by letter instead.
         ids: list[int] = []
         for id_, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            ids += [id_] if id_ not in self._control_names else self._spell(text, start, end)
+            ids += [id_] if id_ not in self._control_names else self._encode_by_character(text, start, end)
         return ids
 
     def decode(self, ids: Iterable[int], *, controls: bool = False) -> str:
-        """Text of ids. Controls are left out, or shown by name; ids without a piece say nothing."""
+        """The text of ids. Controls are left out or shown by name; unknown ids give no text."""
         if not controls:
             return self._engine.decode(self.text_ids(ids), skip_special_tokens=False)
         shown: list[str] = []
@@ -114,23 +116,23 @@ class Tokenizer:
         return "".join([*shown, self.decode(run)])
 
     def text_ids(self, ids: Iterable[int]) -> list[int]:
-        """The ids that stand for text: no controls, and none that the vocabulary lacks."""
+        """The ids that have text: no controls, and no ids without a vocabulary entry."""
         return [
             id_
             for id_ in _checked_ids(ids)
             if id_ not in self._control_names and self._engine.id_to_token(id_) is not None
         ]
 
-    def _spell(self, text: str, start: int, end: int) -> list[int]:
+    def _encode_by_character(self, text: str, start: int, end: int) -> list[int]:
         ids: list[int] = []
         for position in range(start, end):
-            spelled = self._engine.encode(text[position], add_special_tokens=False).ids
-            if not spelled or not self._control_names.keys().isdisjoint(spelled):
+            encoded = self._engine.encode(text[position], add_special_tokens=False).ids
+            if not encoded or not self._control_names.keys().isdisjoint(encoded):
                 raise InputError(
-                    f"the character {text[position]!r} at position {position} has no piece in this "
+                    f"the character {text[position]!r} at position {position} has no token in this "
                     "tokenizer; remove it."
                 )
-            ids += spelled
+            ids += encoded
         return ids
 
 
@@ -158,7 +160,7 @@ def _checked_ids(ids: Iterable[int]) -> Iterator[int]:
 
 
 def _named_specials(config: dict[str, Any]) -> tuple[dict[str, str], set[str]]:
-    """The special tokens of `tokenizer_config.json`: by the name templates use, and all of them."""
+    """The special tokens of `tokenizer_config.json`: by their name in templates, and all of them."""
     named = {key: value for key, value in config.items() if key.endswith("_token")}
     listed: list[Any] = []
     for key in ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"):
@@ -181,13 +183,13 @@ def _build(raw: dict[str, Any]) -> tokenizers.Tokenizer:
     engine = tokenizers.Tokenizer.from_str(json.dumps(raw))
     engine.no_truncation()
     engine.no_padding()
-    # Special tokens that stand in a text are text.
+    # The text of a special token in user text is encoded as ordinary text.
     engine.encode_special_tokens = True
     return engine
 
 
 def _check_decoder(file: Path, decoder: Any) -> None:
-    """Incremental decoding relies on pieces that mean the same in any company, bytes excepted."""
+    """Incremental decoding needs tokens whose text does not depend on their neighbours, bytes excepted."""
     steps = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else [decoder]
     for step in steps:
         kind = step["type"] if isinstance(step, dict) else step
@@ -201,3 +203,29 @@ def _check_decoder(file: Path, decoder: Any) -> None:
 
 def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def read_text(file: Path, *, max_bytes: int) -> str:
+    """A small text file of a checkpoint, read with a size limit and typed errors."""
+    try:
+        size = file.stat().st_size
+        if size > max_bytes:
+            raise CheckpointError(
+                f"{file} has {size} bytes; at most {max_bytes} are read. It is not such a file."
+            )
+        return file.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{file} is not UTF-8 text; it is truncated or corrupt.") from None
+
+
+def read_object(file: Path, *, max_bytes: int) -> dict[str, Any]:
+    """A JSON object of a checkpoint."""
+    try:
+        value = json.loads(read_text(file, max_bytes=max_bytes))
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{file} is not valid JSON; it is truncated or corrupt.") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} is not a JSON object; it is corrupt.")
+    return value

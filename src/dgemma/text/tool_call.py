@@ -1,4 +1,4 @@
-"""One tool call of a reply: `call:NAME{key:value,...}`, read from token ids."""
+"""The tool-call parser: `call:NAME{key:value,...}` from token ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None, "None": None}
 
 
 def parse_tool_call(tokenizer: Tokenizer, ids: Sequence[int]) -> ToolCall:
-    """The call these ids spell, between `<|tool_call>` and `<tool_call|>`. Never fails."""
+    """Parse the ids between `<|tool_call>` and `<tool_call|>`. Never raises: see `ToolCall.error`."""
     quote = tokenizer.id_of(QUOTE)
     segments: list[list[int]] = [[]]  # syntax, string, syntax, ..., syntax
     for id_ in ids:
@@ -36,24 +36,24 @@ def parse_tool_call(tokenizer: Tokenizer, ids: Sequence[int]) -> ToolCall:
         return ToolCall(name="", error="the call does not begin with call:NAME")
     texts[0] = texts[0][head.end() :]
     try:
-        return ToolCall(name=head[1], arguments=_Arguments(texts).read())
+        return ToolCall(name=head[1], arguments=_ArgumentParser(texts).read())
     except _MalformedError as error:
         return ToolCall(name=head[1], error=str(error))
 
 
 class _MalformedError(Exception):
-    """Why a call cannot be read; it ends in `ToolCall.error`."""
+    """Why a call cannot be parsed; it becomes `ToolCall.error`."""
 
 
 @dataclass(frozen=True)
-class _String:
-    """A string literal: what stood between two quote tokens, to the letter."""
+class _StringLiteral:
+    """A string literal: the exact text between two quote tokens."""
 
     text: str
 
 
-class _Arguments:
-    """Reads `{key:value,...}` from a stream of syntax and string literals."""
+class _ArgumentParser:
+    """Parses `{key:value,...}` from a list of syntax tokens and string literals."""
 
     def __init__(self, texts: list[str]) -> None:
         if len(texts) % 2 == 0:
@@ -72,11 +72,11 @@ class _Arguments:
         entries: dict[str, Any] = {}
         while not self._closed("}", first=not entries):
             key = self._take()
-            name = key.text if isinstance(key, _String) else key
+            name = key.text if isinstance(key, _StringLiteral) else key
             if name is None or key in ("{", "}", "[", "]", ",", ":"):
                 raise _MalformedError(f"{_shown(key)} stands where a key should")
             self._expect(":")
-            # Of a key that stands twice the last value counts, as JSON is commonly read.
+            # Of a duplicate key the last value counts, as in most JSON parsers.
             entries[name] = self._value(depth)
         return entries
 
@@ -87,21 +87,21 @@ class _Arguments:
         return items
 
     def _value(self, depth: int) -> Any:
-        word = self._take()
-        if isinstance(word, _String):
-            return word.text
-        if word in ("{", "["):
+        lexeme = self._take()
+        if isinstance(lexeme, _StringLiteral):
+            return lexeme.text
+        if lexeme in ("{", "["):
             if depth == _MAX_DEPTH:
                 raise _MalformedError(f"values are nested deeper than {_MAX_DEPTH} levels")
-            return self._object(depth + 1) if word == "{" else self._list(depth + 1)
-        if word in _CONSTANTS:
-            return _CONSTANTS[word]
-        number = _NUMBER.fullmatch(word) if word is not None else None
+            return self._object(depth + 1) if lexeme == "{" else self._list(depth + 1)
+        if lexeme in _CONSTANTS:
+            return _CONSTANTS[lexeme]
+        number = _NUMBER.fullmatch(lexeme) if lexeme is not None else None
         if number is None:
-            raise _MalformedError(f"{_shown(word)} is not a value; text stands between two {QUOTE}")
+            raise _MalformedError(f"{_shown(lexeme)} is not a value; text stands between two {QUOTE}")
         value = float(number[0]) if number[1] or number[2] else int(number[0])
         if not math.isfinite(value):
-            raise _MalformedError(f"the number {_shown(word)} is out of range")
+            raise _MalformedError(f"the number {_shown(lexeme)} is out of range")
         return value
 
     def _closed(self, bracket: str, *, first: bool) -> bool:
@@ -117,24 +117,24 @@ class _Arguments:
         if (found := self._take()) != token:
             raise _MalformedError(f"{_shown(found)} stands where {token!r} should")
 
-    def _peek(self) -> str | _String | None:
+    def _peek(self) -> str | _StringLiteral | None:
         return self._tokens[self._next] if self._next < len(self._tokens) else None
 
-    def _take(self) -> str | _String | None:
+    def _take(self) -> str | _StringLiteral | None:
         token = self._peek()
         self._next += 1
         return token
 
 
-def _tokens(texts: list[str]) -> Iterator[str | _String]:
+def _tokens(texts: list[str]) -> Iterator[str | _StringLiteral]:
     for index, text in enumerate(texts):
         if index % 2:
-            yield _String(text)
+            yield _StringLiteral(text)
         else:
-            yield from (word for match in _SYNTAX.finditer(text) if (word := match[0].strip()))
+            yield from (token for match in _SYNTAX.finditer(text) if (token := match[0].strip()))
 
 
-def _shown(token: str | _String | None) -> str:
+def _shown(token: str | _StringLiteral | None) -> str:
     if token is None:
         return "the end"
-    return repr((token.text if isinstance(token, _String) else token)[:40])
+    return repr((token.text if isinstance(token, _StringLiteral) else token)[:40])

@@ -1,153 +1,262 @@
-"""The curves of a run as one picture: SVG made of its log, readable on light and dark pages. No torch."""
+"""The curves of a run as one figure, drawn by matplotlib from its log. No torch.
+
+A run has more steps than a figure has columns. Steps are therefore gathered into columns: a thin band shows
+the smallest and largest value of each, a line their smoothed mean.
+"""
 
 from __future__ import annotations
 
+import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
-from dgemma.errors import CheckpointError
-from dgemma.training.axis import step_axis
-from dgemma.training.panel import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Line, draw_panel
+import numpy as np
+
+from dgemma.errors import CheckpointError, InputError
 from dgemma.training.report import (
     LOG_NAME,
     NOISE_BINS,
     NOISE_LABELS,
     HeldOutReport,
-    Report,
     StepReport,
+    TrainingReport,
     duration,
     read_log,
 )
-from dgemma.training.svg_page import BLUE, BY_NOISE, DARK_STYLE, GREY, ORANGE, STYLE, xml_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 CURVES_NAME = "curves.svg"
+MISSING_MATPLOTLIB = 'figures need matplotlib; run: pip install "dgemma[plot]"'
 
-_HEADER, _MARGIN, _EDGE = 84, 28, 8
-_PANEL_WIDTH, _PANEL_HEIGHT = LEFT + WIDTH + _MARGIN, TOP + HEIGHT + BOTTOM + 16
-_LOG_STEPS_FROM = 500
-_HEADING_LEN = 44
-
-_COLOURS = {
-    "diffusion": BLUE,
-    "encoder": ORANGE,
-    "neutral": GREY,
-    **{f"noise-{k}": colours for k, colours in enumerate(BY_NOISE)},
+BLUE, ORANGE, GREY, GREEN = "#2563c9", "#c2570c", "#6b7280", "#0f8a6b"
+# Noise levels are ordered, and so are their colours.
+BY_NOISE = ("#1d1a9e", "#8a0fb0", "#cf3f7d", "#ec7a3c", "#cf9a00")
+STYLE: Any = {
+    "svg.hashsalt": "dgemma",  # deterministic ids: the same figure gives the same file
+    "svg.fonttype": "none",  # text stays text
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#9ca3af",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e5e7eb",
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "text.color": "#111827",
 }
-_STYLE = """
-.broken{stroke:#dc2626;stroke-width:1.5}
-.raw{stroke-width:1;stroke-opacity:.3}.raw[class^=noise]{stroke-opacity:.2}.key{stroke-opacity:.8}.smooth{stroke-width:2.2}.only{stroke-width:1.8}
-.dot{stroke-width:7}.mark{stroke-width:1.8;fill:#fff}
-"""
-_DARK_STYLE = """
-.mark{fill:#0f141b}.broken{stroke:#f87171}
-"""
+
+_COLUMNS = 480
+_SMOOTH_COLUMNS = 10.0  # the standard deviation of the smoothing window
+_LOG_RATIO = 50.0  # values that differ by more get a logarithmic axis
+_LARGEST, _SMALLEST = 1e100, 1e-100  # larger numbers count as not finite, smaller ones as 0
+_RARE = 0.5  # percent of the values at either end that may lie outside: one spike must not flatten the figure
 
 
-def write_curves(run_dir: Path) -> Path:
-    """Draw `log.jsonl` of a run as `curves.svg` beside it."""
-    svg = draw_curves(read_log(run_dir / LOG_NAME), title=run_dir.resolve().name)
-    path = run_dir / CURVES_NAME
-    new = path.with_name(path.name + ".new")
-    try:
-        new.write_text(svg, encoding="utf-8")
-        os.replace(new, path)  # a page that shows it never sees half of it
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be written: {error.strerror}. Make room, or choose another directory."
-        ) from error
+def write_curves(run_dir: Path, name: str = CURVES_NAME) -> Path:
+    """Draw the `log.jsonl` of a run into its directory. The suffix of `name`, .svg or .png, is the format."""
+    reports = read_log(run_dir / LOG_NAME)
+    path = run_dir / name
+    write_figure(draw_curves(reports, title=run_dir.resolve().name), path)
     return path
 
 
-def draw_curves(reports: Sequence[Report], *, title: str = "Training") -> str:
-    """The picture of a log, as the text of an SVG file."""
-    # A report of the same step that came later replaces the earlier one.
-    by_step = {r.step: r for r in reports if isinstance(r, StepReport)}
-    by_look = {r.step: r for r in reports if isinstance(r, HeldOutReport)}
-    said, looks = [by_step[k] for k in sorted(by_step)], [by_look[k] for k in sorted(by_look)]
-    numbers = [*by_step, *by_look] or [0]
-    axis = step_axis(min(numbers), max(numbers), log=_is_mostly_early(said))
-    right, below = _EDGE + _PANEL_WIDTH, _HEADER + _PANEL_HEIGHT - 18  # its panels have no legend
-    panels = [
-        draw_panel(_EDGE, _HEADER, "Loss", _losses(said, looks), axis, may_log=True),
-        draw_panel(
-            right, _HEADER, "Diffusion loss by noise level t", _by_noise(said, looks), axis, may_log=True
-        ),
-        draw_panel(_EDGE, below, "Learning rate", [_rate(said)], axis, may_log=False),
-        draw_panel(right, below, "Gradient norm", [_norm(said)], axis, may_log=True),
-    ]
-    left, width, height = _EDGE + LEFT, 2 * (_EDGE + _PANEL_WIDTH), below + _PANEL_HEIGHT
-    heading, summary = xml_text(title), xml_text(_summary(said, looks))
-    short = xml_text(title if len(title) <= _HEADING_LEN else title[: _HEADING_LEN - 1] + "\u2026")
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-            f'height="{height}" role="img">',
-            f"<title>{heading}</title><desc>{summary}</desc>",
-            f"<style>{STYLE}{_STYLE}{_rules(0)}",
-            f"@media (prefers-color-scheme:dark){{{DARK_STYLE}{_DARK_STYLE}{_rules(1)}}}</style>",
-            f'<rect class="page" width="{width}" height="{height}"/>',
-            # A picture inside, so that a heading in a wide script ends before the keys.
-            f'<svg width="{right}" height="48"><text class="heading" x="{left}" y="38">{short}</text></svg>',
-            f'<text x="{left}" y="60">{summary}</text>',
-            *_keys(right + LEFT, any('"broken"' in panel for panel in panels)),
-            *panels,
-            "</svg>\n",
-        ]
-    )
+def write_figure(figure: Figure, path: Path) -> None:
+    """The figure as SVG or PNG, by the suffix. The same figure gives the same bytes."""
+    import matplotlib
 
-
-def _losses(steps: Sequence[StepReport], looks: Sequence[HeldOutReport]) -> list[Line]:
-    return [
-        Line(
-            name="diffusion",
-            style="diffusion",
-            points=[(r.step, r.diffusion) for r in steps],
-            marks=[(r.step, r.diffusion) for r in looks],
-        ),
-        Line(
-            name="encoder",
-            style="encoder",
-            points=[(r.step, r.encoder) for r in steps if r.encoder],  # 0: it was not supervised
-            marks=[(r.step, r.encoder) for r in looks],
-        ),
-    ]
-
-
-def _by_noise(steps: Sequence[StepReport], looks: Sequence[HeldOutReport]) -> list[Line]:
-    return [
-        Line(
-            name=f"{'t ' if k == 0 else ''}{NOISE_LABELS[k]}",
-            style=f"noise-{k}",
-            points=[(r.step, v) for r in steps if (v := r.diffusion_by_noise[k]) is not None],
-            marks=[(r.step, v) for r in looks if (v := r.diffusion_by_noise[k]) is not None],
+    kind = path.suffix.removeprefix(".")
+    if kind not in ("svg", "png"):
+        raise InputError(
+            f"{path.name} ends in {path.suffix!r}; figures are written as .svg or .png.", field="path"
         )
-        for k in range(NOISE_BINS)
-    ]
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        # matplotlib writes no date into PNG files and does not accept the key.
+        figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None, dpi=144)
+    new = path.with_name(path.name + ".new")
+    try:
+        new.write_bytes(buffer.getvalue())
+        os.replace(new, path)  # a reader never sees an incomplete file
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be written: {error.strerror}. Free some space, or choose another directory."
+        ) from error
 
 
-def _rate(steps: Sequence[StepReport]) -> Line:
-    points = [(r.step, r.learning_rate) for r in steps]
-    return Line(name="learning rate", style="neutral", points=points, smooth=False)
+def new_figure(num_rows: int, num_columns: int, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure without pyplot's global state, and its axes row by row. Call it within `rc_context(STYLE)`."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError(MISSING_MATPLOTLIB) from None
+    figure = Figure(layout="constrained", **options)
+    axes = np.atleast_1d(figure.subplots(num_rows, num_columns))
+    return figure, list(axes.flat)
 
 
-def _norm(steps: Sequence[StepReport]) -> Line:
-    return Line(name="smoothed", style="neutral", points=[(r.step, r.grad_norm) for r in steps])
+def draw_curves(reports: Sequence[TrainingReport], *, title: str = "Training") -> Figure:
+    """Losses, losses by noise level, learning rate and gradient norm over the steps."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise InputError(MISSING_MATPLOTLIB) from None
+    # A later report of the same step replaces the earlier one.
+    by_step = {r.step: r for r in reports if isinstance(r, StepReport)}
+    by_eval = {r.step: r for r in reports if isinstance(r, HeldOutReport)}
+    steps, evals = [by_step[k] for k in sorted(by_step)], [by_eval[k] for k in sorted(by_eval)]
+    with matplotlib.rc_context(STYLE):
+        figure, (losses, noise, rate, norm) = new_figure(2, 2, figsize=(11, 7))
+        figure.suptitle(f"{_printable(title)[:60]}\n{_summary(steps, evals)}", x=0.01, ha="left", fontsize=11)
+        log = _is_mostly_early(steps)
+        x = np.array([r.step for r in steps], float)
+        x_eval = np.array([r.step for r in evals], float)
+        lines: Lines = {
+            "diffusion": (BLUE, [r.diffusion for r in steps], [r.diffusion for r in evals]),
+            # 0: it was not supervised.
+            "encoder": (ORANGE, [r.encoder or None for r in steps], [r.encoder for r in evals]),
+        }
+        _draw(losses, "Loss", x, x_eval, lines, log=log)
+        by_noise: Lines = {
+            f"t {NOISE_LABELS[k]}": (
+                BY_NOISE[k],
+                [r.diffusion_by_noise[k] for r in steps],
+                [r.diffusion_by_noise[k] for r in evals],
+            )
+            for k in range(NOISE_BINS)
+        }
+        _draw(noise, "Diffusion loss by noise level t", x, x_eval, by_noise, log=log)
+        rates: Lines = {"learning rate": (GREY, [r.learning_rate for r in steps], [])}
+        _draw(rate, "Learning rate", x, x_eval, rates, log=log, smooth=False)
+        _draw(
+            norm,
+            "Gradient norm",
+            x,
+            x_eval,
+            {"gradient norm": (GREY, [r.grad_norm for r in steps], [])},
+            log=log,
+        )
+    return figure
+
+
+Lines = Mapping[str, tuple[str, Sequence[float | None], Sequence[float | None]]]
+"""By name: colour, a value per step, a value per evaluation of held-out data."""
+
+
+def _draw(
+    axes: Axes, title: str, x: Any, x_eval: Any, lines: Lines, *, log: bool, smooth: bool = True
+) -> None:
+    axes.set_title(title)
+    axes.set_xlabel("step (logarithmic)" if log else "step")
+    if log:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    shown: list[Any] = []
+    smoothed: list[Any] = []
+    broken: set[float] = set()
+    for name, (colour, values, held_out) in lines.items():
+        y, y_eval = _numbers(values), _numbers(held_out)
+        broken |= {
+            float(at)
+            for at, v, raw in zip(x, y, values, strict=True)
+            if raw is not None and not np.isfinite(v)
+        }
+        columns = _Columns(x, y, log=log)
+        shown += [y[np.isfinite(y)], y_eval[np.isfinite(y_eval)]]
+        if smooth and len(columns.centers) > 1:
+            axes.fill_between(
+                columns.centers, columns.lows, columns.highs, color=colour, alpha=0.25, linewidth=0.5
+            )
+            smoothed.append(columns.smoothed())
+            axes.plot(columns.centers, smoothed[-1], color=colour, linewidth=1.8, label=name)
+        else:
+            marker = "o" if len(columns.centers) == 1 else None
+            axes.plot(columns.centers, columns.means, color=colour, linewidth=1.5, marker=marker, label=name)
+        if np.isfinite(y_eval).any():
+            kept = np.linspace(0, len(x_eval) - 1, min(len(x_eval), 100)).astype(int)
+            axes.plot(x_eval[kept], y_eval[kept], "o", color=colour, markerfacecolor="white", markersize=4.5)
+    _scale(axes, shown, smoothed)
+    if broken:
+        places = _Columns(np.array(sorted(broken)), np.ones(len(broken)), log=log).centers
+        axes.plot(
+            places, np.full(len(places), 0.03), "x", color="#dc2626", transform=axes.get_xaxis_transform(),
+            label="not finite",
+        )  # fmt: skip
+    if any(held_out for _, _, held_out in lines.values()):
+        axes.plot([], [], "o", color=GREY, markerfacecolor="white", markersize=4.5, label="held out")
+    if len(axes.get_legend_handles_labels()[1]) > 1:
+        axes.legend(loc="best", ncols=2)
+
+
+def _numbers(values: Sequence[float | None]) -> Any:
+    """NaN for what is absent or too large to draw."""
+    numbers = np.array([math.nan if value is None else value for value in values], float)
+    return np.where(np.abs(numbers) < _LARGEST, numbers, math.nan)
+
+
+def _scale(axes: Axes, shown: Sequence[Any], smoothed: Sequence[Any]) -> None:
+    values = np.concatenate(shown) if shown else np.empty(0)
+    if not len(values):
+        axes.set_ylim(0, 1)
+        return
+    low, high = (float(v) for v in np.percentile(values, [_RARE, 100 - _RARE]))
+    low, high = min([low, *map(np.min, smoothed)]), max([high, *map(np.max, smoothed)])
+    if low > _SMALLEST and high > _LOG_RATIO * low:
+        axes.set_yscale("log")
+        axes.set_ylim(low / 1.3, high * 1.3)
+    elif high - low < 1e-6 * max(abs(low), abs(high), _SMALLEST):
+        margin = 0.1 * max(abs(low), abs(high)) or 1.0
+        axes.set_ylim(low - margin, high + margin)
+    else:
+        margin = 0.06 * (high - low)
+        axes.set_ylim(0 if 0 <= low < 0.5 * high else low - margin, high + margin)
+
+
+class _Columns:
+    """Values grouped by the column of the figure that contains their step, without NaN."""
+
+    def __init__(self, x: Any, y: Any, *, log: bool) -> None:
+        good = np.isfinite(y)
+        x, y = x[good], y[good]
+        place = np.log(np.maximum(x, 1)) if log else x
+        low, high = (place.min(), place.max()) if len(x) else (0.0, 0.0)
+        width = max(high - low, 1e-9) / _COLUMNS
+        column = np.minimum(((place - low) / width).astype(int), _COLUMNS - 1)
+        self._places, starts, self._counts = np.unique(column, return_index=True, return_counts=True)
+        self._sums = np.add.reduceat(y, starts) if len(y) else y
+        self.lows = np.minimum.reduceat(y, starts) if len(y) else y
+        self.highs = np.maximum.reduceat(y, starts) if len(y) else y
+        self.centers = np.add.reduceat(x, starts) / self._counts if len(x) else x
+        self.means = self._sums / self._counts
+
+    def smoothed(self) -> Any:
+        """Means under a Gaussian window around each column. Unlike a running mean, they do not lag."""
+        distance = (self._places[:, None] - self._places[None, :]) / _SMOOTH_COLUMNS
+        window = np.exp(-0.5 * distance**2)
+        return (window @ self._sums) / (window @ self._counts)
 
 
 def _is_mostly_early(steps: Sequence[StepReport]) -> bool:
-    """Did a twentieth of the steps bring most of the fall? On a linear axis that would be a wall."""
+    """Whether most of the loss decrease is in the first twentieth of the steps. The step axis is then log."""
     losses = [r.loss for r in steps if math.isfinite(r.loss)]
-    if len(losses) < _LOG_STEPS_FROM or steps[0].step > 0.01 * steps[-1].step:
+    if len(losses) < 500 or steps[0].step > 0.01 * steps[-1].step:
         return False
     few = len(losses) // 20
-    first, early, late = (fmean(part) for part in (losses[:5], losses[few : 2 * few], losses[-few:]))
+    first, early, late = (float(np.mean(part)) for part in (losses[:5], losses[few : 2 * few], losses[-few:]))
     return first - late > 0.2 * abs(first) and first - early > 0.6 * (first - late)
 
 
-def _summary(steps: Sequence[StepReport], looks: Sequence[HeldOutReport]) -> str:
+def _summary(steps: Sequence[StepReport], evals: Sequence[HeldOutReport]) -> str:
     if not steps:
         return "no steps yet"
     last = steps[-1]
@@ -157,28 +266,14 @@ def _summary(steps: Sequence[StepReport], looks: Sequence[HeldOutReport]) -> str
         f"{last.tokens:,} tokens",
         duration(math.fsum(r.seconds for r in steps)),
     ]
-    if looks:
+    if evals:
         parts.append(
-            f"held out after step {looks[-1].step:,}: diffusion {looks[-1].diffusion:.3f}, "
-            f"encoder {looks[-1].encoder:.3f}"
+            f"held out after step {evals[-1].step:,}: diffusion {evals[-1].diffusion:.3f}, "
+            f"encoder {evals[-1].encoder:.3f}"
         )
     return " \u00b7 ".join(parts)
 
 
-def _keys(x: int, has_broken: bool) -> list[str]:
-    """What holds for all panels, said once."""
-    keys = [
-        ("each step", '<path class="neutral raw key" d="M0,-4h16"/>'),
-        ("smoothed", '<path class="neutral smooth" d="M0,-4h16"/>'),
-        ("held out", '<circle class="neutral mark" r="3.6" cx="8" cy="-4"/>'),
-    ]
-    if has_broken:
-        keys.append(("not finite", '<path class="broken" d="M5,-7l6,6m0-6l-6,6"/>'))
-    return [
-        f'<g transform="translate({x + 100 * k} 38)">{key}<text x="21">{name}</text></g>'
-        for k, (name, key) in enumerate(keys)
-    ]
-
-
-def _rules(theme: int) -> str:
-    return "".join(f".{name}{{stroke:{colours[theme]}}}" for name, colours in _COLOURS.items())
+def _printable(text: str) -> str:
+    """`text` for XML, without control characters and lone surrogates; $ would begin a formula."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text).replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Losses on data that is not trained on: always the same examples, canvases and noise."""
+"""Evaluation of the losses on held-out data: always the same examples, canvases and noise."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dgemma.model.stack import Stack
-from dgemma.training.canvases import Batch, CanvasSettings, make_batch
+from dgemma.model.transformer import Transformer
+from dgemma.training.data.canvases import CanvasSettings, TrainingBatch, make_batch
+from dgemma.training.data.stream import ExampleStream
 from dgemma.training.objective import TokenLosses, token_losses
 from dgemma.training.report import NOISE_BINS, HeldOutReport, noise_bin
-from dgemma.training.stream import ExampleStream
 
-# Other noise than training's, should an example be in both.
+# Noise that differs from training's, even for an example that is in both data sets.
 _SEED_CHANGE = 0x68656C64
 
 
 @dataclass
 class LossSums:
-    """Losses added up over batches, for means over supervised tokens."""
+    """Sums of losses over batches, for means over supervised tokens."""
 
     diffusion: float = 0.0
     num_diffusion: float = 0.0
@@ -29,7 +29,7 @@ class LossSums:
     def __post_init__(self) -> None:
         self.by_noise = [(0.0, 0.0)] * NOISE_BINS
 
-    def add(self, losses: TokenLosses, batch: Batch) -> None:
+    def add(self, losses: TokenLosses, batch: TrainingBatch) -> None:
         rows = (losses.diffusion.detach() * batch.weights).sum(1).tolist()
         counts = batch.weights.sum(1).tolist()
         self.diffusion += sum(rows)
@@ -51,8 +51,8 @@ class LossSums:
 
 
 @torch.no_grad()
-def look_at_held_out(
-    stack: Stack,
+def evaluate_held_out(
+    stack: Transformer,
     stream: ExampleStream,
     settings: CanvasSettings,
     *,
@@ -62,24 +62,24 @@ def look_at_held_out(
 ) -> HeldOutReport:
     """Both losses over the first `num_examples` presentations of `stream`, `batch_len` at a time."""
     started = time.monotonic()
-    quiet = replace(
+    fixed = replace(
         settings,
         seed=settings.seed ^ _SEED_CHANGE,
         pad_to=1,
         pad_chosen_to=1,
         encode_answers=True,
-        # Comparable with every other run.
+        # Fixed, so that all runs are comparable.
         per_example=1,
         guesses=1,
         pad_guessed_to=1,
         noise_power=1.0,
     )
     sums = LossSums()
-    # Not compiled: other shapes and no gradients would be graphs of their own, for a few forwards.
+    # Not compiled: other shapes and no gradients would need graphs of their own for a few forwards.
     with torch.compiler.set_stance("force_eager"):
         for first in range(0, num_examples, batch_len):
             count = min(batch_len, num_examples - first)
-            batch = make_batch(stream.take(first, count), range(first, first + count), quiet)
+            batch = make_batch(stream.take(first, count), range(first, first + count), fixed)
             batch = batch.to(stack.norm.weight.device)
             sums.add(token_losses(stack, batch), batch)
     diffusion, encoder = sums.means

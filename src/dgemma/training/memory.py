@@ -1,13 +1,14 @@
-"""What a training step will need, found by running it without memory.
+"""Estimate the memory of a training step by running it on fake tensors.
 
-The whole step (both doors, losses, backward) runs on torch's fake tensors, which have shapes and lifetimes
-but no numbers, and every allocation and release is counted. So the estimate follows the code: it
-knows what autograd keeps, what recomputing saves, and when gradients appear. It does not know what a
-library's kernels allocate inside an operation, nor an allocator's waste.
+The whole step (both passes, losses, backward) runs on torch's fake tensors, which have shapes and lifetimes
+but no data, and every allocation and release is counted. So the estimate follows the code: it includes what
+autograd keeps, what recomputation saves, and when gradients appear. It does not include what a library's
+kernels allocate inside an operation, nor the allocator's overhead.
 """
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,24 +21,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dgemma.checkpoint.names import tensor_specs
-from dgemma.checkpoint.quantized.plan import plan_of
+from dgemma.checkpoint.quantized.quantization_config import quantization_config_for
 from dgemma.model.config import ModelConfig
 from dgemma.model.lora import attach, lora_parameters
-from dgemma.model.stack import Stack
-from dgemma.training.canvases import Batch
+from dgemma.model.transformer import Transformer
+from dgemma.training.data.canvases import TrainingBatch
 from dgemma.training.objective import token_losses
-from dgemma.training.optimizer import state_bytes
+from dgemma.training.optimizer import TrainedWeights, choose_trained, state_bytes
 from dgemma.training.recipe import Recipe
 from dgemma.training.setup import DTYPES, EXPERT_BLOCK, training_execution
-from dgemma.training.weights import TrainedWeights, choose_trained
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
     """Bytes at the peak of a step."""
 
-    weights: int  # what the forward reads, trained or not
-    trained: int  # masters and moments of what is trained, beyond its place among the weights
+    weights: int  # all weights that the forward reads
+    trained: int  # master weights and optimizer moments of the trained weights
     activations: int  # at their peak, gradients included
 
     @property
@@ -57,27 +57,27 @@ def estimate_step(config: ModelConfig, recipe: Recipe) -> MemoryEstimate:
 def with_4bit_base(estimate: MemoryEstimate, config: ModelConfig, recipe: Recipe) -> MemoryEstimate:
     """The same step on a frozen base that `dgemma quantize --format int4` wrote.
 
-    Products decode one matrix at a time, of a bank one expert's, by way of float32: the largest is counted
-    with the activations. The vocabulary is decoded some rows at a time.
+    Products dequantize one matrix at a time (of expert weights one expert's), through float32: the largest
+    is counted with the activations. The vocabulary is dequantized some rows at a time.
     """
-    plan, size = plan_of("int4", config), DTYPES[recipe.precision].itemsize
+    plan, size = quantization_config_for("int4", config), DTYPES[recipe.precision].itemsize
     saved = largest = 0
     for spec in tensor_specs(config):
-        coded = plan.nbytes(spec)
-        if coded is not None:
-            saved += spec.size * size - coded
+        quantized = plan.nbytes(spec)
+        if quantized is not None:
+            saved += spec.size * size - quantized
             if spec.part != "embedding":
-                decoded = spec.size // (spec.shape[0] if len(spec.shape) == 3 else 1)
-                largest = max(largest, decoded * (4 + size))
+                dequantized = spec.size // (spec.shape[0] if len(spec.shape) == 3 else 1)
+                largest = max(largest, dequantized * (4 + size))
     return replace(estimate, weights=estimate.weights - saved, activations=estimate.activations + largest)
 
 
 def _estimate(config: ModelConfig, recipe: Recipe) -> MemoryEstimate:
     execution = training_execution(recipe, config, torch.device(recipe.device))
     if recipe.precision == "fp32" and execution.expert_block is None:
-        # torch cannot tell the shape of its grouped product in float32; blocks take about the same.
+        # torch has no fake grouped product in float32; blocks need about the same memory.
         execution = replace(execution, expert_block=EXPERT_BLOCK)
-    stack = Stack(config, dtype=DTYPES[recipe.precision], device="cpu", execution=execution)
+    stack = Transformer(config, dtype=DTYPES[recipe.precision], device="cpu", execution=execution)
     weights = sum(t.nbytes for t in (*stack.parameters(), *stack.buffers()))
     if recipe.train == "lora":
         stack = attach(stack, recipe.lora, seed=0, dtype=torch.float32)
@@ -100,7 +100,7 @@ def _estimate(config: ModelConfig, recipe: Recipe) -> MemoryEstimate:
     )
 
 
-def _worst_batch(config: ModelConfig, recipe: Recipe) -> Batch:
+def _worst_batch(config: ModelConfig, recipe: Recipe) -> TrainingBatch:
     examples = recipe.micro_batch or recipe.batch
     rows = examples * recipe.noise.canvases
     length = recipe.data.max_length
@@ -112,7 +112,7 @@ def _worst_batch(config: ModelConfig, recipe: Recipe) -> Batch:
     def numbers(*shape: int) -> Tensor:
         return torch.zeros(shape)
 
-    return Batch(
+    return TrainingBatch(
         tokens=ids(examples, length),
         starts=ids(rows),
         clean=ids(rows, canvas),
@@ -127,15 +127,22 @@ def _worst_batch(config: ModelConfig, recipe: Recipe) -> Batch:
 
 
 def peak_bytes(run: Callable[[], Any]) -> int:
-    """The most bytes that tensors made by `run` hold at once; what existed before does not count."""
+    """The peak of the bytes of tensors allocated by `run`; earlier tensors do not count."""
     counter = _LiveBytes()
-    with counter:
-        run()
+    # Cyclic garbage counts until it is collected: a collection at any other time would change the estimate.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with counter:
+            run()
+    finally:
+        if was_enabled:
+            gc.enable()
     return counter.peak
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Counts storages from the operation that makes them until nobody holds them."""
+    """Counts the bytes of storages from their allocation until they are freed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -145,11 +152,11 @@ class _LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = {_key(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        inputs = {_key(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            # A view, or an operation in place, makes no storage.
-            if isinstance(tensor, Tensor) and _key(tensor) not in given:
+            # A view or an in-place operation allocates no storage.
+            if isinstance(tensor, Tensor) and _key(tensor) not in inputs:
                 self._add(tensor.untyped_storage())
         return result
 
@@ -161,11 +168,11 @@ class _LiveBytes(TorchDispatchMode):
         self.live += size
         self.peak = max(self.peak, self.live)
 
-        def gone(_: Any) -> None:
+        def freed(_: Any) -> None:
             self._known.pop(key, None)
             self.live -= size
 
-        self._known[key] = weakref.ref(storage, gone)
+        self._known[key] = weakref.ref(storage, freed)
 
 
 def _key(tensor: Tensor) -> int:

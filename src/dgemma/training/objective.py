@@ -1,8 +1,10 @@
-"""The objective: what a block-diffusion model is trained on, computed with the doors inference uses.
+"""The training objective of block diffusion: cross-entropy of a denoised canvas and of the next token.
 
-The clean example is encoded causally, once. A corrupted canvas of it is denoised behind the clean tokens that
-stand strictly before it, through the same block-anchored windows as at inference; gradients flow from the
-denoiser into the encoder's keys and values. Only supervised positions reach the vocabulary.
+The encoder reads the clean example causally, once. The denoiser reads a corrupted canvas bidirectionally,
+with the clean tokens strictly before the canvas as context, through the same block-anchored attention windows
+as at inference. Gradients flow from the denoiser into the encoder's keys and values. Logits are computed for
+supervised positions only, one block of positions at a time, so that [all positions, vocabulary] is never
+held.
 """
 
 from __future__ import annotations
@@ -11,25 +13,33 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from dgemma.model.context import Context, Fresh, context_of_fresh
-from dgemma.model.stack import Stack
-from dgemma.training.canvases import Batch
-from dgemma.training.cross_entropy import block_rows, cross_entropy, soft_embedding
+from dgemma.model.kv_cache import AttentionContext, NewKeysValues, context_from_new_kv
+from dgemma.model.transformer import Head, Transformer
+from dgemma.training.data.canvases import TrainingBatch
 
 # Shapes: examples, rows = canvases (as many of each example), length = tokens of an example, canvas = tokens
-# of a canvas, chosen = tokens the encoder is supervised on.
+# of a canvas, chosen = tokens the encoder is supervised on, n = positions.
+
+# Numbers in one block of logits. 6 M are 25 MB in fp32, which the allocator keeps between blocks. Larger
+# blocks return to the system each time, and their memory is cleared anew (3.5 times as slow,
+# docs/lab-notes.md).
+USUAL_LOGITS = 6 << 20
+MAX_LOGITS = 32 << 20
+MIN_ROWS = 128  # fewer rows would read a large vocabulary's weights too often
 
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """Cross-entropy of every token, unweighed: `Batch` has the weights."""
+    """Cross-entropy of every token, not weighted: `TrainingBatch` has the weights."""
 
     diffusion: Tensor  # [rows, canvas] fp32
     encoder: Tensor  # [chosen] fp32
 
 
-def token_losses(stack: Stack, batch: Batch, *, rows_at_once: int | None = None) -> TokenLosses:
+def token_losses(stack: Transformer, batch: TrainingBatch, *, rows_at_once: int | None = None) -> TokenLosses:
     """Both losses of a batch. `rows_at_once`: positions whose logits are held at once."""
     head = stack.head
     block = rows_at_once or block_rows(head)
@@ -40,7 +50,7 @@ def token_losses(stack: Stack, batch: Batch, *, rows_at_once: int | None = None)
     return TokenLosses(diffusion.view_as(batch.clean), encoder)
 
 
-def hidden_states(stack: Stack, batch: Batch, rows_at_once: int) -> tuple[Tensor, Tensor]:
+def hidden_states(stack: Transformer, batch: TrainingBatch, rows_at_once: int) -> tuple[Tensor, Tensor]:
     """The training forward: encoder [examples, length, hidden] and denoiser [rows, canvas, hidden]."""
     encoded, fresh = stack.encode(batch.tokens, empty_context(stack, len(batch.tokens)))
     context = context_before(stack, fresh, batch.starts)
@@ -49,30 +59,30 @@ def hidden_states(stack: Stack, batch: Batch, rows_at_once: int) -> tuple[Tensor
 
 
 @torch.no_grad()
-def guess(stack: Stack, batch: Batch, context: Context, rows_at_once: int) -> Tensor:
-    """What self-conditioning sees [rows, canvas, hidden]: passes without gradients, or zeros.
+def guess(stack: Transformer, batch: TrainingBatch, context: AttentionContext, rows_at_once: int) -> Tensor:
+    """Soft embeddings for self-conditioning [rows, canvas, hidden]: from passes without gradients, or zeros.
 
-    Zeros are what inference has at a canvas's first step: their term is exactly zero.
+    Zeros stand for the first step of a canvas at inference: their term is exactly zero.
     """
     shape = (*batch.noisy.shape, stack.config.hidden_size)
     soft = torch.zeros(shape, dtype=stack.embedding.dtype, device=batch.noisy.device)
     for number, rows in enumerate(batch.guessed):
-        before = soft[rows] if number else None
-        hidden = stack.denoise(batch.noisy[rows], _of_rows(context, rows), before)
-        made = soft_embedding(stack.head, hidden.flatten(0, 1), rows_at_once).view_as(hidden)
-        soft = soft.index_copy(0, rows, made)
+        previous = soft[rows] if number else None
+        hidden = stack.denoise(batch.noisy[rows], _select_rows(context, rows), previous)
+        guessed = soft_embedding(stack.head, hidden.flatten(0, 1), rows_at_once).view_as(hidden)
+        soft = soft.index_copy(0, rows, guessed)
     return soft
 
 
-def context_before(stack: Stack, fresh: Fresh, starts: Tensor) -> Context:
-    """What each canvas may read of its own example: the tokens strictly before its first position."""
+def context_before(stack: Transformer, fresh: NewKeysValues, starts: Tensor) -> AttentionContext:
+    """The context of each canvas: the tokens of its example strictly before its first position."""
     canvases = len(starts) // len(fresh.keys[0])
     if canvases > 1:
-        fresh = Fresh(_repeated(fresh.keys, canvases), _repeated(fresh.values, canvases))
-    return context_of_fresh(fresh, stack.config.kinds, starts)
+        fresh = NewKeysValues(_repeated(fresh.keys, canvases), _repeated(fresh.values, canvases))
+    return context_from_new_kv(fresh, stack.config.kinds, starts)
 
 
-def _of_rows(context: Context, rows: Tensor) -> Context:
+def _select_rows(context: AttentionContext, rows: Tensor) -> AttentionContext:
     return replace(
         context,
         keys=tuple(part[rows] for part in context.keys),
@@ -82,20 +92,57 @@ def _of_rows(context: Context, rows: Tensor) -> Context:
 
 
 def _repeated(layers: tuple[Tensor, ...], times: int) -> tuple[Tensor, ...]:
-    """Each example's once per canvas, side by side."""
+    """Repeat the rows of each example once per canvas, adjacent to each other."""
     return tuple(part[:, None].expand(-1, times, -1, -1, -1).flatten(0, 1) for part in layers)
 
 
-def empty_context(stack: Stack, rows: int) -> Context:
+def empty_context(stack: Transformer, rows: int) -> AttentionContext:
     device, dtype = stack.norm.weight.device, stack.embedding.dtype
     empty = tuple(
         torch.zeros(rows, 0, shape.num_kv_heads, shape.head_dim, dtype=dtype, device=device)
         for shape in stack.config.layers
     )
-    return Context(
+    return AttentionContext(
         keys=empty,
         values=empty,
         slots=dict.fromkeys(stack.config.kinds, 0),
         lengths=torch.zeros(rows, dtype=torch.int64, device=device),
         host_lengths=(0,) * rows,
     )
+
+
+def block_rows(head: Head) -> int:
+    """Positions whose logits are held at once."""
+    usual, most = (size // head.vocab_size for size in (USUAL_LOGITS, MAX_LOGITS))
+    return max(1, usual, min(MIN_ROWS, most))
+
+
+def cross_entropy(head: Head, hidden: Tensor, targets: Tensor, rows: int) -> Tensor:
+    """-log p(target) per position [n] for `hidden` [n, hidden], `rows` positions at a time.
+
+    The backward pass computes the logits of a block again instead of keeping them. If all positions fit
+    into one block, they are kept: computing them twice would save nothing.
+    """
+    if hidden.shape[0] <= rows:
+        return _cross_entropy_block(head, hidden, targets)
+    losses = [
+        checkpoint(_cross_entropy_block, head, part, target, use_reentrant=False, preserve_rng_state=False)
+        for part, target in zip(hidden.split(rows), targets.split(rows), strict=True)
+    ]
+    return torch.cat(losses)
+
+
+def _cross_entropy_block(head: Head, hidden: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(head.logits(hidden), targets, reduction="none")
+
+
+@torch.no_grad()
+def soft_embedding(head: Head, hidden: Tensor, rows: int) -> Tensor:
+    """The mean embedding [n, hidden] under the plain soft-capped logits, `rows` positions at a time."""
+    dtype = head.embedding.dtype
+    parts = [
+        # The cast to the weights' dtype before the softmax is as in the reference implementation.
+        head.mix(head.logits(part).to(dtype).softmax(-1, torch.float32))
+        for part in hidden.split(rows)
+    ]
+    return torch.cat(parts) * head.embedding_scale

@@ -1,6 +1,6 @@
-"""A training run, written down: one small typed, checked value. `recipe_file.py` reads it from files.
+"""The recipe of a training run: typed dataclasses that check their values. `recipe_file.py` reads files.
 
-Every default that matters to the result is here and nowhere else.
+Every default that affects the result is defined here.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from dgemma.model.lora import PARTS, LoraSettings
 
 @dataclass(frozen=True, kw_only=True)
 class DataRecipe:
-    """Where examples come from; docs/training-data.md has the formats.
+    """The source of training examples; docs/training-data.md describes the formats.
 
     path: a JSONL or text file, a directory, or a pattern such as "notes/*.md".
-    also: more such paths, of any format, mixed in by their numbers of records; one given twice counts twice.
-    records: instead of a path, from a Python recipe: a sequence or a stream of records or `Example`s.
-    max_length: examples are cut behind so many tokens.
+    also: more such paths, of any format, mixed in proportion to their numbers of records; a path listed twice
+      counts twice.
+    records: instead of a path, from a Python recipe: a sequence or a stream of records or `TrainingExample`s.
+    max_length: examples are truncated to this many tokens.
     prompt_format: "chat", "raw", or "auto": chat where the checkpoint has a template.
-    thinking: whether chats that do not say are rendered with thinking on.
+    thinking: whether chats without a "thinking" entry are rendered with thinking on.
     shuffle_buffer: records in the buffer that shuffles a stream.
     """
 
@@ -38,23 +39,25 @@ class DataRecipe:
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.records is None):
-            raise InputError("data needs a path, or records from a Python recipe, and not both.")
+            raise InputError.about("data", "needs a path, or records from a Python recipe, and not both.")
         if self.also and self.path is None:
-            raise InputError("data.also adds to a path, and data has none.")
-        _whole("data.max_length", self.max_length, 2)
-        _whole("data.shuffle_buffer", self.shuffle_buffer, 1)
+            raise InputError.about("data.also", "adds to a path, and data has none.")
+        _check_integer("data.max_length", self.max_length, 2)
+        _check_integer("data.shuffle_buffer", self.shuffle_buffer, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseRecipe:
-    """The objective's settings.
+    """The settings of the training objective.
 
-    canvas_len: None for the model's own. canvases: so many of each example, which is encoded once for all.
-    self_conditioning: the share of canvases that see a guess of their own. guesses: it is the last of up
-    to so many passes, each of which sees the one before, as at inference; 1 is what is published.
-    encoder_weight: of the encoder's next-token loss beside the diffusion loss.
-    power: noise levels are u ** power for uniform u; below 1 there is more of high levels, where a task
-    is learned whose low levels are soon easy.
+    canvas_len: None for the model's own.
+    canvases: canvases per example. The example is encoded once for all of them.
+    self_conditioning: the share of canvases that are conditioned on a prediction of their own.
+    guesses: the largest number of passes that make this prediction. Each pass is conditioned on the one
+      before, as at inference. 1 is the published value.
+    encoder_weight: the weight of the encoder's next-token loss, added to the diffusion loss.
+    power: noise levels are u ** power for uniform u. Below 1, high levels are more frequent, which helps
+      where low levels are soon learned.
     """
 
     canvas_len: int | None = None
@@ -66,22 +69,23 @@ class NoiseRecipe:
 
     def __post_init__(self) -> None:
         if self.canvas_len is not None:
-            _whole("noise.canvas_len", self.canvas_len, 1)
-        _whole("noise.canvases", self.canvases, 1)
-        _real("noise.self_conditioning", self.self_conditioning, 0, 1)
-        _whole("noise.guesses", self.guesses, 1)
-        _real("noise.encoder_weight", self.encoder_weight, 0)
-        _real("noise.power", self.power, 0.01)
+            _check_integer("noise.canvas_len", self.canvas_len, 1)
+        _check_integer("noise.canvases", self.canvases, 1)
+        _check_number("noise.self_conditioning", self.self_conditioning, 0, 1)
+        _check_integer("noise.guesses", self.guesses, 1)
+        _check_number("noise.encoder_weight", self.encoder_weight, 0)
+        _check_number("noise.power", self.power, 0.01)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerRecipe:
     """Adam with decoupled weight decay (on matrices only) and its learning rate over time.
 
-    kind: "muon" moves matrices by orthogonalized momentum instead, at the same rate: fewer steps to the same
-    loss when all weights are trained; embedding, router, norms and scales keep Adam. momentum: Muon's.
-    warmup: the share of steps over which the rate rises. decay: how it falls afterwards, to `final` of
-    its height. clip: the largest norm of all gradients together; None for none.
+    kind: "muon" updates matrices by orthogonalized momentum, at the same learning rate. It reaches the same
+      loss in fewer steps when all weights are trained. Embedding, router, norms and scales keep Adam.
+    momentum: of Muon. clip: the limit of the global gradient norm; None for no clipping.
+    warmup: the share of steps over which the learning rate rises.
+    decay: how it falls afterwards, to `final` times the peak.
     """
 
     kind: Literal["adam", "muon"] = "adam"
@@ -96,35 +100,35 @@ class OptimizerRecipe:
     final: float = 0.1
 
     def __post_init__(self) -> None:
-        _real("optimizer.learning_rate", self.learning_rate, 0)
+        _check_number("optimizer.learning_rate", self.learning_rate, 0)
         for beta in self.betas:
-            _real("optimizer.betas", beta, 0, 0.999999)
-        _real("optimizer.eps", self.eps, 1e-30)
-        _real("optimizer.momentum", self.momentum, 0, 0.999999)
-        _real("optimizer.weight_decay", self.weight_decay, 0)
+            _check_number("optimizer.betas", beta, 0, 0.999999)
+        _check_number("optimizer.eps", self.eps, 1e-30)
+        _check_number("optimizer.momentum", self.momentum, 0, 0.999999)
+        _check_number("optimizer.weight_decay", self.weight_decay, 0)
         if self.clip is not None:
-            _real("optimizer.clip", self.clip, 1e-30)
-        _real("optimizer.warmup", self.warmup, 0, 1)
-        _real("optimizer.final", self.final, 0, 1)
+            _check_number("optimizer.clip", self.clip, 1e-30)
+        _check_number("optimizer.warmup", self.warmup, 0, 1)
+        _check_number("optimizer.final", self.final, 0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavingRecipe:
-    """When the run's state is kept: every so many steps, and when it is interrupted. `keep` states stay."""
+    """When the state is saved: each `every` steps and at an interrupt. The last `keep` states are kept."""
 
     every: int = 200
     keep: int = 2
 
     def __post_init__(self) -> None:
-        _whole("saving.every", self.every, 1)
-        _whole("saving.keep", self.keep, 1)
+        _check_integer("saving.every", self.every, 1)
+        _check_integer("saving.keep", self.keep, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutRecipe:
-    """Data that is never trained on, looked at every so many steps and at the end.
+    """Data that is never trained on: evaluated each `every` steps and at the end.
 
-    examples: so many are looked at each time, always the same with the same noise.
+    examples: the number of examples of an evaluation, always the same ones with the same noise.
     """
 
     data: DataRecipe
@@ -132,8 +136,8 @@ class HeldOutRecipe:
     examples: int = 64
 
     def __post_init__(self) -> None:
-        _whole("held_out.every", self.every, 1)
-        _whole("held_out.examples", self.examples, 1)
+        _check_integer("held_out.every", self.every, 1)
+        _check_integer("held_out.examples", self.examples, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +145,12 @@ class Recipe:
     """A training run.
 
     model: a checkpoint directory or hub name. out: the run's directory.
-    train: "lora" trains an adapter, "all" the weights themselves. freeze: parts that "all" leaves alone.
+    train: "lora" trains an adapter, "all" the weights themselves. freeze: parts that "all" does not train.
     batch: examples per step. micro_batch: examples per forward; None for all at once.
-    precision: "bf16" computes in bfloat16 and keeps what is trained in float32; "fp32" is float32 throughout.
-    compile: fuse the layers; takes a minute or more at the start. Examples are then padded to max_length.
-    recompute: make a layer's inner numbers again in the backward pass instead of keeping them.
+    precision: "bf16" computes in bfloat16 and keeps trained weights in float32; "fp32" is float32 throughout.
+    compile: compile the layers, which takes a minute or more. Examples are then padded to max_length.
+    callbacks: names of `TrainerCallback`s: "tensorboard", "module:name" or "file.py:name".
+    recompute: activation checkpointing. The backward pass computes a layer's activations again.
     """
 
     model: str
@@ -165,41 +170,45 @@ class Recipe:
     device: str = "cpu"
     compile: bool = False
     recompute: bool = False
-    tensorboard: bool = True
+    callbacks: tuple[str, ...] = ()
     saving: SavingRecipe = field(default_factory=SavingRecipe)
 
     def __post_init__(self) -> None:
-        _whole("steps", self.steps, 1)
-        _whole("batch", self.batch, 1)
+        _check_integer("steps", self.steps, 1)
+        _check_integer("batch", self.batch, 1)
         if self.micro_batch is not None:
-            _whole("micro_batch", self.micro_batch, 1)
+            _check_integer("micro_batch", self.micro_batch, 1)
             if self.batch % self.micro_batch:
-                raise InputError(
-                    f"micro_batch is {self.micro_batch}, batch is {self.batch}; it must divide batch."
+                raise InputError.about(
+                    "micro_batch", f"is {self.micro_batch}, batch is {self.batch}; it must divide batch."
                 )
-        _whole("seed", self.seed, 0)
+        _check_integer("seed", self.seed, 0)
         if self.train == "lora" and self.optimizer.kind == "muon":
-            raise InputError(
-                "optimizer.kind is 'muon' with train 'lora': an adapter's two factors are no matrices to "
-                "orthogonalize one by one. Use kind: adam, or train: all."
+            raise InputError.about(
+                "optimizer.kind",
+                "is 'muon' with train 'lora': an adapter's two factors are no matrices to orthogonalize "
+                "one by one. Use kind: adam, or train: all.",
             )
         known = ("embedding", "norms", *PARTS)
         for part in self.freeze:
             if part not in known:
-                raise InputError(
-                    f"freeze has {part!r}, which is no part of the stack{suggestion(part, known)} "
-                    f"Parts: {', '.join(known)}."
+                raise InputError.about(
+                    "freeze",
+                    f"has {part!r}, which is no part of the stack{suggestion(part, known)} "
+                    f"Parts: {', '.join(known)}.",
                 )
 
 
-def _whole(name: str, value: int, low: int) -> None:
+def _check_integer(name: str, value: int, low: int) -> None:
     good = isinstance(value, int) and not isinstance(value, bool)
     if not good or not low <= value < 1 << 63:
-        raise InputError(f"{name} is {value!r}; it must be a whole number from {low} to {(1 << 63) - 1}.")
+        raise InputError.about(
+            name, f"is {value!r}; it must be a whole number from {low} to {(1 << 63) - 1}."
+        )
 
 
-def _real(name: str, value: float, low: float, high: float = math.inf) -> None:
+def _check_number(name: str, value: float, low: float, high: float = math.inf) -> None:
     good = isinstance(value, int | float) and not isinstance(value, bool)
     if not good or not low <= value <= high or value == math.inf:
         rule = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-        raise InputError(f"{name} is {value!r}; it must be a number {rule}.")
+        raise InputError.about(name, f"is {value!r}; it must be a number {rule}.")

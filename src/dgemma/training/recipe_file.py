@@ -1,6 +1,6 @@
-"""Recipes from files and from the command line: YAML or JSON by reading it, Python by running it.
+"""Read recipes from files and the command line. YAML and JSON are parsed, a Python file is run.
 
-Types are checked against the recipe's own annotations; an unknown name is refused with a guess.
+pydantic checks types against the annotations of the recipe. An unknown name is refused with a suggestion.
 """
 
 from __future__ import annotations
@@ -8,63 +8,76 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import operator
 import reprlib
 import runpy
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial, reduce
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from dgemma.errors import InputError, suggestion
 from dgemma.training.recipe import Recipe
 
 
 def read_recipe(path: str | Path | None, changes: Sequence[str] = ()) -> Recipe:
-    """The recipe of a file, or of nothing, with changes such as "optimizer.learning_rate=1e-4"."""
-    given: dict[str, Any] = {}
+    """The recipe of a file, if any, with changes such as "optimizer.learning_rate=1e-4"."""
+    entries: dict[str, Any] = {}
     if path is not None:
         file = Path(path)
         if not file.is_file():
-            raise InputError(f"{file} is not a file; give a recipe in YAML or Python, or name=value.")
-        given = _from_python(file) if file.suffix == ".py" else _from_text(file)
+            raise InputError(
+                f"{file} is not a file; give a recipe in YAML or Python, or name=value.", field="path"
+            )
+        entries = _from_python(file) if file.suffix == ".py" else _from_text(file)
     for change in changes:
-        _set(given, change)
-    missing = [name for name in ("model", "out", "data") if name not in given]
+        _set(entries, change)
+    missing = [name for name in ("model", "out", "data") if name not in entries]
     if missing:
         raise InputError(
-            f"the recipe lacks {' and '.join(missing)}; for example: {missing[0]}={_LIKE[missing[0]]}"
+            f"the recipe lacks {' and '.join(missing)}; for example: "
+            f"{missing[0]}={_EXAMPLE_VALUES[missing[0]]}"
         )
-    recipe: Recipe = _build(Recipe, given, "")
-    return recipe
+    return _build(entries)
 
 
-_LIKE = {"model": "my-model", "out": "runs/first", "data": "chats.jsonl"}
+_EXAMPLE_VALUES = {"model": "my-model", "out": "runs/first", "data": "chats.jsonl"}
 
 
 def to_plain(value: Any) -> Any:
-    """A recipe as plain data for JSON; records from Python are named by their type."""
+    """A recipe as plain data for JSON. Records from Python are replaced by the name of their type."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            # However many records there are, and whatever they are made of, they are no part of the recipe.
-            name: _kind_of(part) if name == "records" and part is not None else to_plain(part)
+            # Records can be of any number and type; they are not part of the recipe.
+            name: _type_name(part) if name == "records" and part is not None else to_plain(part)
             for name, part in _fields_of(value).items()
         }
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    return _kind_of(value)
+    return _type_name(value)
 
 
 def with_new_entries(plain: Mapping[str, Any], recipe: Any) -> dict[str, Any]:
-    """`plain`, written by an earlier version, with the entries it could not know, at their defaults."""
+    """`plain`, written by an earlier version, plus the entries it lacks, at their defaults."""
     found = dict(plain)
     for field in dataclasses.fields(recipe):
         value = getattr(recipe, field.name)
-        held = found.get(field.name)
+        section = found.get(field.name)
         if field.name in found:
-            if dataclasses.is_dataclass(value) and isinstance(held, Mapping):
-                found[field.name] = with_new_entries(held, value)
+            if dataclasses.is_dataclass(value) and isinstance(section, Mapping):
+                found[field.name] = with_new_entries(section, value)
         elif field.default is not dataclasses.MISSING:
             found[field.name] = to_plain(field.default)
         elif field.default_factory is not dataclasses.MISSING:
@@ -72,12 +85,12 @@ def with_new_entries(plain: Mapping[str, Any], recipe: Any) -> dict[str, Any]:
     return found
 
 
-def _kind_of(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return f"<{type(value).__name__}>"
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
-    """A section's entries; its own sections stay as they are."""
+    """The entries of a section, by name. Sections inside it stay dataclasses."""
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
 
 
@@ -91,7 +104,9 @@ def _from_python(file: Path) -> dict[str, Any]:
         return _fields_of(found)
     if isinstance(found, Mapping):
         return dict(found)
-    raise InputError(f"{file} defines no `recipe`: a Recipe, a dictionary, or a function that returns one.")
+    raise InputError(
+        f"{file} defines no `recipe`: a Recipe, a dictionary, or a function that returns one.", field="path"
+    )
 
 
 def _yaml() -> Any:
@@ -106,30 +121,35 @@ def _from_text(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}.") from None
+        raise InputError(f"{file} cannot be read: {error.strerror}.", field="path") from None
     except UnicodeDecodeError:
-        raise InputError(f"{file} is not UTF-8 text; it is no recipe.") from None
-    # JSON is not quite a part of YAML: tabs, escaped pairs and control characters differ.
+        raise InputError(f"{file} is not UTF-8 text; it is no recipe.", field="path") from None
+    # JSON is not a subset of YAML: tabs, escaped surrogate pairs and control characters differ.
     kind, parse = ("JSON", json.loads) if file.suffix == ".json" else ("YAML", _yaml().safe_load)
     try:
         found = parse(text)
-    except Exception as error:  # PyYAML lets ValueError, KeyError, AttributeError ... of bad scalars through
-        raise InputError(f"{file} is not valid {kind}: {' '.join(str(error).split())[:200]}") from None
+    except Exception as error:  # PyYAML raises ValueError, KeyError, AttributeError ... for bad scalars
+        raise InputError(
+            f"{file} is not valid {kind}: {' '.join(str(error).split())[:200]}", field="path"
+        ) from None
     if not isinstance(found, dict):
-        raise InputError(f"{file} holds no recipe; write lines such as `model: my-model`.")
+        raise InputError(f"{file} holds no recipe; write lines such as `model: my-model`.", field="path")
     return found
 
 
-def _set(given: dict[str, Any], change: str) -> None:
+def _set(entries: dict[str, Any], change: str) -> None:
     name, equals, text = change.partition("=")
     if not equals or not name:
-        raise InputError(f"{change!r} is no change of the recipe; write name=value, for example steps=100.")
+        raise InputError(
+            f"{change!r} is no change of the recipe; write name=value, for example steps=100.",
+            field="changes",
+        )
     parse = _yaml().safe_load
     try:
         value = parse(text) if text else ""
-    except Exception:  # whatever is no YAML is text, such as @home or 2024-13-45
+    except Exception:  # text that is not valid YAML is a string, such as @home or 2024-13-45
         value = text
-    place = given
+    place = entries
     *parents, leaf = name.split(".")
     for parent in parents:
         inner = place.get(parent)
@@ -142,100 +162,169 @@ def _set(given: dict[str, Any], change: str) -> None:
     place[leaf] = value
 
 
-def _build(kind: type, given: Mapping[str, Any], where: str) -> Any:
-    hints = get_type_hints(kind)
-    known = [f.name for f in dataclasses.fields(kind)]
-    values = {}
-    for name, value in given.items():
-        if name not in known:
-            unknown = name if isinstance(name, str) else _shown(name)
-            hint = suggestion(unknown, known)
-            raise InputError(f"the recipe has no {where}{unknown}{hint} Known: {', '.join(known)}.")
-        values[name] = _read(hints[name], value, f"{where}{name}")
-    needed = [
-        f.name
-        for f in dataclasses.fields(kind)
-        if f.default is dataclasses.MISSING
-        and f.default_factory is dataclasses.MISSING
-        and f.name not in values
-    ]
-    if needed:
-        raise InputError(f"the recipe lacks {where}{needed[0]}.")
+# Validation: pydantic compares each entry with the annotation of its field.
+
+
+@cache
+def _adapter() -> Any:
     try:
-        return kind(**values)
-    except InputError as error:
-        text, section = str(error), where[:-1]
-        # The adapter's settings are also checked where no recipe is, and name no section.
-        named = not where or text.startswith((where, f"{section} "))
-        raise InputError(text if named else f"{section}: {text}") from None
+        from pydantic import TypeAdapter
+    except ImportError:
+        raise InputError('recipes need pydantic; run: pip install "dgemma[train]"') from None
+    return TypeAdapter(_checked(Recipe))
 
 
-def _read(hint: Any, value: Any, name: str) -> Any:
-    origin = get_origin(hint)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in get_args(hint):
-            return None
-        (inner,) = (arg for arg in get_args(hint) if arg is not type(None))
-        return _read(inner, value, name)
+def _build(entries: Mapping[str, Any]) -> Recipe:
+    adapter = _adapter()
+    from pydantic import ValidationError
+
+    try:
+        recipe: Recipe = adapter.validate_python(entries)
+    except ValidationError as error:
+        # An unknown name first: a missing entry is often the same name, misspelled.
+        found = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+        raise _recipe_error(found[0]) from None
+    return recipe
+
+
+def _checked(hint: Any) -> Any:
+    """The annotation that pydantic checks a field by: strict, except for types that YAML lacks.
+
+    A section is checked as a TypedDict and then built: in strict mode pydantic accepts no mapping for a
+    dataclass.
+    """
+    from pydantic import AfterValidator, BeforeValidator, ConfigDict, PlainValidator
+    from typing_extensions import TypedDict  # pydantic needs its own before Python 3.12
+
+    origin, args = get_origin(hint), get_args(hint)
     if dataclasses.is_dataclass(hint):
-        assert isinstance(hint, type)
-        if isinstance(value, hint):
-            value = _fields_of(value)  # Python checks no types: read it as if it were written
-        if isinstance(value, str) and "path" in hint.__annotations__:
-            value = {"path": value}
-        if not isinstance(value, Mapping):
-            raise InputError(
-                f"{name} is {_shown(value)}; it has parts, such as {name}.{dataclasses.fields(hint)[0].name}."
-            )
-        return _build(hint, value, f"{name}.")
-    if origin is Literal:
-        if value not in get_args(hint):
-            choices = [str(choice) for choice in get_args(hint)]
-            guess = suggestion(value, choices) if isinstance(value, str) else "."
-            raise InputError(f"{name} is {_shown(value)}{guess} Choices: {', '.join(choices)}.")
-        return value
+        kind: Any = hint
+        hints = get_type_hints(kind)
+        entries = {
+            f.name: (Required if _is_required(f) else NotRequired)[_checked(hints[f.name])]
+            for f in dataclasses.fields(kind)
+        }
+        typed_dict: Any = TypedDict
+        section = typed_dict(kind.__name__, entries)
+        section.__pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+        build = AfterValidator(lambda values: kind(**values))
+        return Annotated[section, BeforeValidator(partial(_mapping, kind)), build]
+    if hint in (int, float):
+        return Annotated[hint, BeforeValidator(partial(_number, hint))]
     if origin is tuple:
-        return _read_tuple(hint, value, name)
-    if origin is not None and issubclass(origin, Iterable):  # records
-        if isinstance(value, str | bytes | Mapping) or not _has_items(value):
-            raise InputError(
-                f"{name} is {_shown(value)}; records come from a Python recipe. In YAML give a path."
-            )
-        return value
-    return _read_plain(hint, value, name)
+        items: Any = tuple(map(_checked, args))
+        return Annotated[types.GenericAlias(tuple, items), BeforeValidator(partial(_listed, hint))]
+    if origin is Iterable:
+        return Annotated[Any, PlainValidator(_records)]
+    if origin in (Union, types.UnionType):
+        return reduce(operator.or_, map(_checked, args))
+    return hint
 
 
-def _has_items(value: Any) -> bool:
-    return isinstance(value, Iterable) or hasattr(value, "__getitem__")
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _read_tuple(hint: Any, value: Any, name: str) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise InputError(f"{name} is {_shown(value)}; give a list, such as [{_EXAMPLES.get(name, 'a, b')}].")
-    args = get_args(hint)
-    inner = args[:1] * len(value) if args[-1] is Ellipsis else args
-    if len(inner) != len(value):
-        raise InputError(f"{name} has {len(value)} values; it takes {len(inner)}.")
-    return tuple(_read(kind, item, name) for kind, item in zip(inner, value, strict=True))
+def _mapping(section: type, value: Any) -> Any:
+    if isinstance(value, section):
+        value = _fields_of(value)  # Python does not check types: check it like one from a file
+    if isinstance(value, str) and "path" in section.__annotations__:
+        value = {"path": value}
+    if not isinstance(value, Mapping):
+        raise _entry_error("section", first=dataclasses.fields(section)[0].name)
+    return {name if isinstance(name, str) else _shown(name): entry for name, entry in value.items()}
 
 
-_EXAMPLES = {"optimizer.betas": "0.95, 0.99", "lora.targets": "attention, experts", "freeze": "router"}
-_MOST = (1 << 63) - 1
-_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-
-
-def _read_plain(kind: Any, value: Any, name: str) -> Any:
+def _number(kind: type, value: Any) -> Any:
     if kind is float and isinstance(value, str):
-        # YAML reads 1e-4 as text, which nobody means.
+        # YAML 1.1 reads 1e-4 as text.
         with contextlib.suppress(ValueError):
             value = float(value)
-    if type(value) is int and not -_MOST <= value <= _MOST:
-        raise InputError(f"{name} is a number of {value.bit_length()} bits; it must fit into 63.")
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise InputError(f"{name} is {_shown(value)}; it must be {_KINDS[kind]}.")
+    if type(value) is int and not -_MAX_INTEGER <= value <= _MAX_INTEGER:
+        raise _entry_error("bits", bits=value.bit_length())
     return value
+
+
+def _listed(hint: Any, value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        raise _entry_error("list")
+    num_values = len(get_args(hint))
+    if get_args(hint)[-1] is not Ellipsis and len(value) != num_values:
+        raise _entry_error("length", found=len(value), needed=num_values)
+    return tuple(value)  # YAML and JSON have lists only
+
+
+def _records(value: Any) -> Any:
+    is_sequence = isinstance(value, Iterable) or hasattr(value, "__getitem__")
+    if isinstance(value, str | bytes | Mapping) or not is_sequence:
+        raise _entry_error("records")
+    return value  # untouched: a stream must not be read here
+
+
+def _entry_error(kind: str, **context: Any) -> Exception:
+    from pydantic_core import PydanticCustomError
+
+    return PydanticCustomError(kind, "the recipe's entry is wrong", context)
+
+
+_MAX_INTEGER = (1 << 63) - 1
+_KINDS = {"int": "a whole number", "float": "a number", "string": "text", "bool": "true or false"}
+_EXAMPLES = {
+    "optimizer.betas": "0.95, 0.99",
+    "lora.targets": "attention, experts",
+    "freeze": "router",
+    "callbacks": "tensorboard",
+}
+
+
+def _recipe_error(error: Any) -> InputError:
+    """The InputError of a pydantic error: the name of the entry, its value, the rule, the remedy."""
+    context, value = error.get("ctx", {}), error["input"]
+    path = [part for part in error["loc"] if isinstance(part, str)]
+    name = ".".join(path)
+    match error["type"]:
+        case "extra_forbidden":
+            known = [f.name for f in dataclasses.fields(_hint_at(path[:-1]))]
+            text = f"the recipe has no {name}{suggestion(path[-1], known)} Known: {', '.join(known)}."
+        case "missing":
+            text = f"the recipe lacks {name}."
+        case "value_error":
+            text = str(context["error"])
+            # LoraSettings is also used without a recipe, so its errors do not name the section.
+            if name and not text.startswith((f"{name}.", f"{name} ")):
+                text = f"{name}: {text}"
+            entry = getattr(context["error"], "field", None) or ""
+            if path:
+                entry = entry.removeprefix(path[-1]).removeprefix(".")
+            name = ".".join(filter(None, (name, entry)))
+        case "section":
+            text = f"{name} is {_shown(value)}; it has parts, such as {name}.{context['first']}."
+        case "bits":
+            text = f"{name} is a number of {context['bits']} bits; it must fit into 63."
+        case "list":
+            example = _EXAMPLES.get(name, "a, b")
+            text = f"{name} is {_shown(value)}; give a list, such as [{example}]."
+        case "length":
+            text = f"{name} has {context['found']} values; it takes {context['needed']}."
+        case "records":
+            text = f"{name} is {_shown(value)}; records come from a Python recipe. In YAML give a path."
+        case "literal_error":
+            choices = [str(choice) for choice in get_args(_hint_at(path))]
+            guess = suggestion(value, choices) if isinstance(value, str) else "."
+            text = f"{name} is {_shown(value)}{guess} Choices: {', '.join(choices)}."
+        case kind:  # int_type, int_from_float, float_type, string_type, string_unicode, bool_type, ...
+            text = f"{name} is {_shown(value)}; it must be {_KINDS[kind.partition('_')[0]]}."
+    return InputError(text, field=name or None)
+
+
+def _hint_at(path: Sequence[str]) -> Any:
+    """The annotation of the entry at `path`, without a `| None`."""
+    hint: Any = Recipe
+    for name in path:
+        hint = get_type_hints(hint)[name]
+        if get_origin(hint) in (Union, types.UnionType):
+            (hint,) = (arg for arg in get_args(hint) if arg is not type(None))
+    return hint
 
 
 _SHORT = reprlib.Repr()
@@ -243,8 +332,8 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 100, 100
 
 
 def _shown(value: Any) -> str:
-    """A value as a message has it. A few lines of YAML can make one of any size."""
+    """A value, shortened for a message. A few lines of YAML can make a value of any size."""
     try:
         return _SHORT.repr(value)
-    except ValueError:  # Python refuses to write out a whole number of thousands of digits
-        return _kind_of(value)
+    except ValueError:  # Python refuses to print an integer of thousands of digits
+        return _type_name(value)

@@ -1,7 +1,7 @@
-"""What a run says while it trains: a report per step, a report per look at held-out data, and their log.
+"""Reports of a training run: one per step, one per held-out evaluation, and the log of them.
 
-The log is `log.jsonl` in the run's directory, one JSON object per line. It is the truth that curves are
-drawn from; a crash costs at most the line that was being written. No torch.
+The log is `log.jsonl` in the run's directory, one JSON object per line. Curves are drawn from it. A crash
+loses at most the line that was being written. No torch.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from dgemma.errors import CheckpointError, InputError
 LOG_NAME = "log.jsonl"
 NOISE_BINS = 5
 NOISE_LABELS = tuple(f"{k / NOISE_BINS:.1f}-{(k + 1) / NOISE_BINS:.1f}" for k in range(NOISE_BINS))
-"""The bins' ranges of the noise level t, for people."""
+"""The ranges of the noise level t, as labels."""
 
 
 def noise_bin(t: float) -> int:
     """The bin of noise level `t`, of NOISE_BINS equal ones over 0 to 1."""
     if not 0 <= t <= 1:
-        raise InputError(f"the noise level is {t!r}; it must be a number from 0 to 1.")
+        raise InputError(f"the noise level is {t!r}; it must be a number from 0 to 1.", field="t")
     return min(int(t * NOISE_BINS), NOISE_BINS - 1)
 
 
 def duration(seconds: float) -> str:
-    """For people: 45s, 12m, 3h12m, 2d3h."""
+    """Human-readable: 45s, 12m, 3h12m, 2d3h."""
     if not math.isfinite(seconds):
         return "-"
     whole = max(0, round(seconds))
@@ -44,27 +44,28 @@ def duration(seconds: float) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Measured:
-    """What training and held-out data are both measured by."""
+class _Losses:
+    """The fields that training and held-out reports share."""
 
     kind: ClassVar[str]
 
     step: int
-    """The steps done, this one included; 0 is the model as it came."""
+    """The number of steps done, including this one; 0 before the first step."""
     diffusion: float
     encoder: float
     diffusion_by_noise: tuple[float | None, ...]
-    """The diffusion loss by noise level, NOISE_BINS means; None: no example fell into it."""
+    """The mean diffusion loss of each of NOISE_BINS noise levels; None: no example had this level."""
     examples: int
-    """Presentations so far in training, where an example counts in each epoch; or examples looked at."""
+    """Presentations so far in training, where an example counts in each epoch; or examples evaluated."""
     seconds: float
-    """Of this step, or of this look."""
+    """Of this step, or of this evaluation."""
 
     def __post_init__(self) -> None:
         if len(self.diffusion_by_noise) != NOISE_BINS:
-            raise InputError(
-                f"diffusion_by_noise has {len(self.diffusion_by_noise)} values; it must have {NOISE_BINS}: "
-                "None where no example is."
+            raise InputError.about(
+                "diffusion_by_noise",
+                f"has {len(self.diffusion_by_noise)} values; it must have {NOISE_BINS}: None where no "
+                "example is.",
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -73,7 +74,7 @@ class _Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepReport(_Measured):
+class StepReport(_Losses):
     """One step of the optimizer."""
 
     kind: ClassVar[str] = "step"
@@ -89,7 +90,7 @@ class StepReport(_Measured):
     eta_s: float | None
 
     def scalars(self) -> dict[str, float]:
-        """By the names they have in TensorBoard."""
+        """Values by their TensorBoard tag."""
         return {
             "loss/total": self.loss,
             "loss/diffusion": self.diffusion,
@@ -102,13 +103,13 @@ class StepReport(_Measured):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOutReport(_Measured):
-    """One look at held-out data, after `step` steps."""
+class HeldOutReport(_Losses):
+    """One held-out evaluation, after `step` steps."""
 
     kind: ClassVar[str] = "held_out"
 
     def scalars(self) -> dict[str, float]:
-        """By the names they have in TensorBoard."""
+        """Values by their TensorBoard tag."""
         return {
             "held_out/diffusion": self.diffusion,
             "held_out/encoder": self.encoder,
@@ -116,25 +117,25 @@ class HeldOutReport(_Measured):
         }
 
 
-Report = StepReport | HeldOutReport
+TrainingReport = StepReport | HeldOutReport
 
 
 class RunLog:
-    """The log of a run that goes on from `start_step`, open for writing."""
+    """The log of a run, open for writing. `start_step`: the step that a resumed run continues after."""
 
     def __init__(self, run_dir: Path, *, start_step: int = 0) -> None:
         self.path = run_dir / LOG_NAME
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            _forget_after(self.path, start_step)
+            _drop_after(self.path, start_step)
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
-    def write(self, report: Report) -> None:
+    def write(self, report: TrainingReport) -> None:
         line = json.dumps(report.to_json(), allow_nan=False).encode() + b"\n"
         try:
-            while line:  # a disk that is nearly full takes a part, and complains the next time
+            while line:  # a nearly full disk writes a part, and raises at the next write
                 line = line[self._file.write(line) :]
         except OSError as error:
             raise _unwritable(self.path, error) from error
@@ -149,8 +150,8 @@ class RunLog:
         self.close()
 
 
-def read_log(path: Path) -> list[Report]:
-    """All reports of a log, in order. Half a line at its end, left by a crash, is left out."""
+def read_log(path: Path) -> list[TrainingReport]:
+    """All reports of a log, in order. An incomplete last line, left by a crash, is ignored."""
     try:
         return [report for _, report in _lines(path)]
     except OSError as error:
@@ -159,13 +160,13 @@ def read_log(path: Path) -> list[Report]:
         ) from error
 
 
-def _forget_after(path: Path, step: int) -> None:
-    """Drop what a run that goes on from `step` will say again, and half a line at the end."""
+def _drop_after(path: Path, step: int) -> None:
+    """Remove the reports after `step`, which a resumed run writes again, and an incomplete last line."""
     if not path.exists():
         return
-    # From step 0 all is said again, the look at held-out data before the first step included.
+    # From step 0 every report is written again, including the held-out evaluation before the first step.
     kept = [line + b"\n" for line, report in _lines(path) if report.step <= step] if step else []
-    # Never in place: a crash here must not cost the lines that are kept.
+    # Not in place: a crash here must not lose the lines that are kept.
     new = path.with_name(path.name + ".new")
     with open(new, "wb") as file:
         file.writelines(kept)
@@ -174,7 +175,7 @@ def _forget_after(path: Path, step: int) -> None:
     os.replace(new, path)
 
 
-def _lines(path: Path) -> list[tuple[bytes, Report]]:
+def _lines(path: Path) -> list[tuple[bytes, TrainingReport]]:
     *whole, rest = path.read_bytes().split(b"\n")
     found = []
     for number, line in enumerate(whole, start=1):
@@ -192,13 +193,13 @@ def _lines(path: Path) -> list[tuple[bytes, Report]]:
         return found
 
 
-def _parsed(line: bytes) -> Report:
+def _parsed(line: bytes) -> TrainingReport:
     raw = json.loads(line)
     kind = {kind.kind: kind for kind in (StepReport, HeldOutReport)}[raw["kind"]]
     return kind(**{field.name: _READERS[str(field.type)](raw[field.name]) for field in fields(kind)})
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{value!r} is no whole number")
     return value
@@ -216,7 +217,7 @@ def _number_or_none(value: Any) -> float | None:
 
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _READERS: dict[str, Callable[[Any], Any]] = {  # by a field's annotation
-    "int": _whole,
+    "int": _integer,
     "float": _number,
     "float | None": _number_or_none,
     "tuple[float | None, ...]": lambda values: tuple(map(_number_or_none, values)),
@@ -224,7 +225,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {  # by a field's annotation
 
 
 def _strict(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: a diverging run must not make a log that other programs cannot read."""
+    """Strict JSON, which has no NaN: other programs must be able to read the log of a diverging run."""
     return {
         name: [_finite(v) for v in value] if isinstance(value, tuple) else _finite(value)
         for name, value in raw.items()
@@ -244,5 +245,5 @@ def _named_bins(prefix: str, bins: tuple[float | None, ...]) -> dict[str, float]
 
 def _unwritable(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
-        f"{path} cannot be written: {error.strerror}. Make room, or choose another directory."
+        f"{path} cannot be written: {error.strerror}. Free some space, or choose another directory."
     )

@@ -1,4 +1,4 @@
-"""The directory of a run: its recipe, log, curves, states to go on from, and what it made. No pickle.
+"""The directory of a run: its recipe, log, curves, saved states and result. No pickle.
 
 recipe.json  log.jsonl  curves.svg  tensorboard/
 states/step-00000200/{state.json, state.safetensors}
@@ -34,7 +34,7 @@ class RunDirectory:
 
     @property
     def result(self) -> dict[str, Path]:
-        """Where the trained weights go, by what is trained."""
+        """The directory of the trained weights, by the recipe's `train`."""
         return {"lora": self.path / "adapter", "all": self.path / "model"}
 
     @contextmanager
@@ -55,7 +55,7 @@ class RunDirectory:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise InputError(
-                    f"{self.path} is in use by another run; wait for it, or give another out."
+                    f"{self.path} is in use by another run; wait for it, or give another out.", field="out"
                 ) from None
             yield
 
@@ -66,13 +66,13 @@ class RunDirectory:
             raise CheckpointError(f"{self.path} cannot be written: {error.strerror}.") from None
 
     def states(self) -> list[int]:
-        """The steps whose state is kept, in order."""
+        """The steps of all saved states, in order."""
         found = (self.path / "states").glob(f"{_PREFIX}*/state.json")
         names = (file.parent.name.removeprefix(_PREFIX) for file in found)
-        return sorted(int(name) for name in names if name.isdecimal())  # not those half written
+        return sorted(int(name) for name in names if name.isdecimal())  # without partly written ones
 
     def save_state(self, step: int, facts: dict[str, Any], tensors: Mapping[str, Tensor], keep: int) -> None:
-        """A state appears under its name only when it is whole; older ones but `keep` go."""
+        """Save a state, atomically. Only the last `keep` states stay."""
         target = self._state(step)
         partial_dir = target.with_name(target.name + ".partial")
         try:

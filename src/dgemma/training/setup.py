@@ -1,4 +1,4 @@
-"""From a recipe to everything a run needs: model, what is trained, data, and the way to compute."""
+"""Prepare a training run from its recipe: load the model, choose the trained parameters, open the data."""
 
 from __future__ import annotations
 
@@ -11,67 +11,71 @@ from torch import nn
 
 from dgemma.errors import CheckpointError, InputError
 from dgemma.language_model import LanguageModel, load
-from dgemma.model.coded_weight import CodedWeight
 from dgemma.model.config import ModelConfig
 from dgemma.model.execution import Execution, default_execution
 from dgemma.model.lora import attach, lora_parameters
+from dgemma.model.quantized_linear import QuantizedWeight
 from dgemma.text.chat_template import ChatTemplate
 from dgemma.text.tokenizer import Tokenizer
-from dgemma.training.canvases import CanvasSettings
-from dgemma.training.data_progress import Progress
+from dgemma.training.data.canvases import CanvasSettings
+from dgemma.training.data.records import Progress, RecordReader
+from dgemma.training.data.sources import RecordSource, StreamSource, open_files, open_source
+from dgemma.training.data.stream import ExampleStream
+from dgemma.training.optimizer import choose_trained
 from dgemma.training.recipe import DataRecipe, Recipe
-from dgemma.training.records import RecordReader
-from dgemma.training.sources import RecordSource, StreamSource, open_files, open_source
-from dgemma.training.stream import ExampleStream
-from dgemma.training.weights import choose_trained
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-# Beyond these the plain forms win: a copy of an expert's weights per block, and every attention score.
+# Above these sizes, expert blocks (a copy of an expert's weights per block) and explicit attention (every
+# score allocated) are slower than the plain implementations.
 MAX_BLOCK_WEIGHTS = 1 << 20
 MAX_EXPLICIT_TOKENS = 1024
 EXPERT_BLOCK = 128
 _PAD_CHOSEN = 256
 _CONTEXT_LENGTHS = 8
-_GUESSED_PARTS = 4
+_GUESSED_SIZES = 4
 
 
 @dataclass(frozen=True)
-class Setup:
-    """A run, ready to begin."""
+class TrainingSetup:
+    """All that the training loop needs."""
 
-    lm: LanguageModel  # adapted, if it is an adapter that is trained
+    lm: LanguageModel  # with the adapter, if an adapter is trained
     trained: dict[str, nn.Parameter]
     stream: ExampleStream
     held_out: ExampleStream | None
     canvases: CanvasSettings
 
 
-def prepare(recipe: Recipe, *, lm: LanguageModel | None = None, progress: Progress | None = None) -> Setup:
-    """Load, adapt and open. `lm`: a model already loaded, in place of `recipe.model`."""
+def prepare(
+    recipe: Recipe, *, lm: LanguageModel | None = None, progress: Progress | None = None
+) -> TrainingSetup:
+    """Load the model, attach an adapter, open the data. `lm`: a loaded model, in place of `recipe.model`."""
     dtype = DTYPES[recipe.precision]
     if lm is None:
         lm = load(recipe.model, dtype=_NAMES[dtype], device=recipe.device)
     if lm.dtype != dtype:
-        raise InputError(f"precision is {recipe.precision!r}, but the model is in {lm.dtype}; load it so.")
+        raise InputError.about(
+            "precision", f"is {recipe.precision!r}, but the model is in {lm.dtype}; load it so."
+        )
     _check_base(recipe, lm)
     _check_lengths(recipe, lm.config)
     canvas_len = recipe.noise.canvas_len or lm.config.canvas_len
     rows = (recipe.micro_batch or recipe.batch) * recipe.noise.canvases
     execution = training_execution(recipe, lm.config, lm.device)
     if recipe.train == "lora":
-        # Factors in float32 are their own masters: products run in the model's dtype in any case.
-        stack = attach(lm.stack, recipe.lora, seed=recipe.seed, dtype=torch.float32)
+        # Factors in float32 are their own master weights; products run in the model's dtype in any case.
+        stack = attach(lm.transformer, recipe.lora, seed=recipe.seed, dtype=torch.float32)
         trained = lora_parameters(stack)
-        for module in stack.modules():  # the adapted stack's own: the base goes on as it was
-            if isinstance(module, CodedWeight):
-                module.rounds_activations = False  # gradients do not see rounding, so nothing else shall
+        for module in stack.modules():  # copies of the adapted stack: the base itself is unchanged
+            if isinstance(module, QuantizedWeight):
+                module.rounds_activations = False  # gradients ignore rounding, so the forward must not round
     else:
-        stack = lm.stack
+        stack = lm.transformer
         trained = choose_trained(stack, recipe.freeze)
-    lm = lm.with_stack(stack.with_execution(execution))
+    lm = lm.with_transformer(stack.with_execution(execution))
     if recipe.compile:
         compile_layers(lm)
-    return Setup(
+    return TrainingSetup(
         lm=lm,
         trained=trained,
         stream=open_stream(recipe.data, lm, recipe.seed, progress),
@@ -87,9 +91,9 @@ def prepare(recipe: Recipe, *, lm: LanguageModel | None = None, progress: Progre
             guesses=recipe.noise.guesses,
             pad_to=_pad_to(recipe),
             pad_chosen_to=_PAD_CHOSEN if recipe.compile else 1,
-            pad_guessed_to=-(-rows // _GUESSED_PARTS) if recipe.compile else 1,
+            pad_guessed_to=-(-rows // _GUESSED_SIZES) if recipe.compile else 1,
             per_example=recipe.noise.canvases,
-            # What nobody learns from need not be computed.
+            # Without an encoder loss the encoder only needs to read the context.
             encode_answers=recipe.noise.encoder_weight > 0,
             noise_power=recipe.noise.power,
         ),
@@ -100,7 +104,7 @@ _NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
 def training_execution(recipe: Recipe, config: ModelConfig, device: torch.device) -> Execution:
-    """How to compute on this device: small experts in blocks, short texts with explicit attention."""
+    """The execution for this device: small experts in blocks, short texts with explicit attention."""
     plain = default_execution(device, DTYPES[recipe.precision])
     on_cpu = device.type == "cpu"
     small = 2 * config.expert_size * config.hidden_size <= MAX_BLOCK_WEIGHTS
@@ -113,30 +117,31 @@ def training_execution(recipe: Recipe, config: ModelConfig, device: torch.device
 
 
 def compile_layers(lm: LanguageModel) -> None:
-    """Fuse layer by layer: one small graph per kind of layer and door, whatever the depth."""
-    execution = lm.stack.execution
+    """Compile each layer alone: one small graph per layer kind and pass mode, whatever the depth."""
+    execution = lm.transformer.execution
     if lm.dtype == torch.float32 and execution.expert_block is None:
-        raise InputError(
-            "compile is on with precision 'fp32', and torch cannot trace large experts in float32; "
-            "use precision: bf16, or compile: false."
+        raise InputError.about(
+            "compile",
+            "is on with precision 'fp32', and torch cannot trace large experts in float32; use "
+            "precision: bf16, or compile: false.",
         )
     from torch._dynamo import config
 
-    # Two kinds of layers, each encoded (at several lengths), denoised with gradients, and without them for a
-    # quarter of the rows or more.
+    # Two kinds of layers, each with graphs for encoding (several lengths), for denoising with gradients, and
+    # for denoising without them (a quarter of the rows or more).
     config.recompile_limit = max(config.recompile_limit, 32)
     if lm.device.type == "cpu":
-        _spare_gcc_a_wrong_turn()
-    for layer in lm.stack.layers:
+        disable_slp_vectorizer()
+    for layer in lm.transformer.layers:
         layer.compile(dynamic=False)
 
 
-def _spare_gcc_a_wrong_turn() -> None:
-    """Keep GCC from packing scalar code into vectors: torch writes the vectors of its CPU kernels itself.
+def disable_slp_vectorizer() -> None:
+    """Switch off GCC's SLP vectorizer for torch's compiled CPU kernels, which are vectorized already.
 
     GCC 12 with -O3 miscompiles the transposed 32 x 32 bf16 tiles of the backward pass where a head has 64
-    dimensions or more: gradients that are wrong or not finite. torch has no setting for a flag of one's own,
-    so it rides on one that is passed on as it stands.
+    dimensions or more: gradients are wrong or not finite. torch has no setting for extra compiler flags, so
+    this appends the flag to a setting that torch passes to the compiler unchanged.
     """
     from torch._inductor import config, cpp_builder
 
@@ -155,7 +160,7 @@ def open_stream(
 
 
 def open_stream_of_files(recipe: DataRecipe, path: Path, config: ModelConfig, seed: int) -> ExampleStream:
-    """The same without the model's weights: text is read with the files beside them."""
+    """`open_stream` without the model's weights: with the tokenizer files of the checkpoint at `path`."""
     has_tokenizer = (path / "tokenizer.json").is_file()
     tokenizer = Tokenizer.from_directory(path) if has_tokenizer else None
     template = None
@@ -199,36 +204,37 @@ def _open_stream(
 def _pad_to(recipe: Recipe) -> int:
     if not recipe.compile:
         return 1
-    # Whole examples all get one length; contexts alone differ too much for that, so they get a few.
+    # Whole examples are all padded to one length. Contexts differ more in length, so they get a few lengths.
     parts = 1 if recipe.noise.encoder_weight > 0 else _CONTEXT_LENGTHS
     return -(-recipe.data.max_length // parts)
 
 
 def _check_base(recipe: Recipe, lm: LanguageModel) -> None:
-    """A base in few bits is frozen, and its products are not traced."""
-    if not any(isinstance(module, CodedWeight) for module in lm.stack.modules()):
+    """Refuse to train or to compile a quantized base: it is frozen, and its products are not traced."""
+    if not any(isinstance(module, QuantizedWeight) for module in lm.transformer.modules()):
         return
     if recipe.train != "lora":
-        raise InputError(
-            f"train is {recipe.train!r}, but the model is quantized; only an adapter can be trained."
+        raise InputError.about(
+            "train", f"is {recipe.train!r}, but the model is quantized; only an adapter can be trained."
         )
     if recipe.compile:
-        raise InputError(
-            "compile is on, but the model is quantized, and its products are not traced; turn it off."
+        raise InputError.about(
+            "compile", "is on, but the model is quantized, and its products are not traced; turn it off."
         )
 
 
 def _check_lengths(recipe: Recipe, config: ModelConfig) -> None:
     canvas_len = recipe.noise.canvas_len or config.canvas_len
     if recipe.data.max_length + canvas_len > config.max_positions:
-        raise InputError(
-            f"data.max_length is {recipe.data.max_length}; this model's {config.max_positions} positions "
-            f"leave {config.max_positions - canvas_len} before a last canvas. Lower it."
+        raise InputError.about(
+            "data.max_length",
+            f"is {recipe.data.max_length}; this model's {config.max_positions} positions leave "
+            f"{config.max_positions - canvas_len} before a last canvas. Lower it.",
         )
 
 
 def _fill_token(lm: LanguageModel) -> int:
-    """What stands behind an answer's end: eos, which generation stops at."""
+    """The token that fills a canvas after the end of a response: eos, which ends generation."""
     if lm.has_tokenizer and lm.tokenizer.eos_id is not None:
         return lm.tokenizer.eos_id
     return lm.generation_defaults.end_tokens[0]

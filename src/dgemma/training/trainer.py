@@ -1,7 +1,7 @@
-"""The training loop: from presentation numbers to weights, resumable to the bit.
+"""The training loop. A run resumes from a saved state with the same bits.
 
-Nothing random is kept between steps: data order and noise are functions of (seed, presentation), and
-presentation numbers of the step. A state is therefore the weights, the optimizer's moments and a step number.
+There is no random state between steps: data order and noise are functions of (seed, presentation), and
+presentation numbers follow from the step. A saved state is the weights, the optimizer's moments and the step.
 """
 
 from __future__ import annotations
@@ -10,67 +10,65 @@ import enum
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.utils.deterministic
 
 from dgemma.errors import InputError, TrainingError
 from dgemma.language_model import LanguageModel
-from dgemma.training.canvases import Batch, make_batch
-from dgemma.training.curves import write_curves
-from dgemma.training.data_progress import Progress
-from dgemma.training.event_file import EventFile
-from dgemma.training.held_out import LossSums, look_at_held_out
+from dgemma.training.callbacks import CallbackList, TrainerCallback, callbacks_of
+from dgemma.training.curves import CURVES_NAME, write_curves
+from dgemma.training.data.canvases import TrainingBatch, make_batch
+from dgemma.training.data.records import Progress
+from dgemma.training.held_out import LossSums, evaluate_held_out
 from dgemma.training.objective import token_losses
-from dgemma.training.optimizer import Optimizer
+from dgemma.training.optimizer import Optimizer, TrainedWeights, learning_rate
 from dgemma.training.recipe import Recipe
 from dgemma.training.recipe_file import to_plain, with_new_entries
-from dgemma.training.report import HeldOutReport, Report, RunLog, StepReport
+from dgemma.training.report import HeldOutReport, RunLog, StepReport
 from dgemma.training.run_directory import RunDirectory, differences
-from dgemma.training.schedule import learning_rate
 from dgemma.training.setup import prepare
-from dgemma.training.weights import TrainedWeights
 
 MAX_BAD_STEPS = 10
-# What may change between the parts of a run without changing its result.
-_FREE = ("out", "saving", "held_out", "tensorboard")
+# Recipe entries that may change when a run is resumed: they do not affect its result.
+_RESUMABLE_ENTRIES = ("out", "saving", "held_out", "callbacks", "tensorboard")
 
 
-class Outcome(enum.Enum):
+class TrainingOutcome(enum.Enum):
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
 
 
-class Listener(Protocol):
-    """Whom a run tells how it goes."""
-
-    def step(self, report: StepReport) -> None: ...
-    def held_out(self, report: HeldOutReport) -> None: ...
-    def saved(self, step: int) -> None: ...
-    def note(self, text: str) -> None: ...
-
-
 class Trainer:
-    """One run, begun or gone on with: `Trainer(recipe).run(listener)`."""
+    """One run, new or resumed: `Trainer(recipe).run()`.
+
+    callbacks: called after those that the recipe names. lm: a loaded model, in place of `recipe.model`.
+    """
 
     def __init__(
-        self, recipe: Recipe, *, lm: LanguageModel | None = None, progress: Progress | None = None
+        self,
+        recipe: Recipe,
+        *,
+        callbacks: Sequence[TrainerCallback] = (),
+        lm: LanguageModel | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.recipe = recipe
         self.directory = RunDirectory(recipe.out)
+        self.callbacks = [*callbacks_of(recipe.callbacks, self.directory.path), *callbacks]
         self._plain = to_plain(recipe)
         states = self.directory.states()
         facts, tensors = self.directory.load_state(states[-1]) if states else ({}, {})
-        self._refuse_changed(facts)
+        self._check_same_recipe(facts)
         self.setup = prepare(recipe, lm=lm, progress=progress)
         self._weights = TrainedWeights(self.setup.trained)
         self._optimizer = Optimizer(self._weights, recipe.optimizer)
         self.notes: list[str] = []
         if states:
-            self._check_surroundings(facts)
+            self._check_environment(facts)
             self._optimizer.restore(tensors)
         self.start_step = self._step = int(facts.get("step", 0))
         self._tokens = int(facts.get("tokens", 0))
@@ -85,38 +83,64 @@ class Trainer:
     def num_trained(self) -> int:
         return self._weights.num_parameters
 
-    def run(self, listener: Listener, should_stop: Callable[[], bool] = lambda: False) -> Outcome:
-        """Train to the last step, or until `should_stop`: then the state is kept, and a new run goes on."""
-        saving, looking = self.recipe.saving, self.recipe.held_out
+    def run(
+        self, view: TrainerCallback | None = None, should_stop: Callable[[], bool] = lambda: False
+    ) -> TrainingOutcome:
+        """Train to the last step, or until `should_stop`: the state is saved, and a later run resumes it.
+
+        view: one more callback, for a display that needs the start step of the trainer.
+        """
+        callbacks = CallbackList([*self.callbacks, *([] if view is None else [view])])
+        outcome: TrainingOutcome | None = None
         with ExitStack() as opened:
             opened.enter_context(self.directory.locked())
             opened.enter_context(deterministic())
             self.directory.write_recipe(self._plain)
             log = opened.enter_context(RunLog(self.directory.path, start_step=self._step))
-            events = opened.enter_context(_events(self.recipe, self.directory, self._step))
-            say = _Sayer(listener, log, events)
-            for text in self.notes:
-                listener.note(text)
-            if looking is not None and self._step == 0:
-                say(self._look())
-            while self._step < self.recipe.steps:
-                report = self._do_step()
-                if not math.isfinite(report.grad_norm):
-                    listener.note(f"step {self._step}: gradients are not finite; nothing was changed")
-                say(report)
-                last = self._step == self.recipe.steps
-                if looking is not None and (last or self._step % looking.every == 0):
-                    say(self._look())
-                stopping = should_stop()
-                if stopping or last or self._step % saving.every == 0:
-                    self._save()
-                    listener.saved(self._step)
-                if stopping and not last:
-                    write_curves(self.directory.path)
-                    return Outcome.INTERRUPTED
-            self._write_result()
+            try:
+                callbacks.on_start(self._step)
+                for text in self.notes:
+                    callbacks.on_note(text)
+                outcome = self._run(callbacks, log, should_stop)
+                self._write_curves(callbacks)
+            finally:
+                callbacks.on_end(outcome)
+        return outcome
+
+    def _run(
+        self, callbacks: TrainerCallback, log: RunLog, should_stop: Callable[[], bool]
+    ) -> TrainingOutcome:
+        saving, held_out = self.recipe.saving, self.recipe.held_out
+        if held_out is not None and self._step == 0:
+            self._evaluate(callbacks, log)
+        while self._step < self.recipe.steps:
+            report = self._do_step()
+            if not math.isfinite(report.grad_norm):
+                callbacks.on_note(f"step {self._step}: gradients are not finite; nothing was changed")
+            log.write(report)
+            callbacks.on_step(report)
+            last = self._step == self.recipe.steps
+            if held_out is not None and (last or self._step % held_out.every == 0):
+                self._evaluate(callbacks, log)
+            stopping = should_stop()
+            if stopping or last or self._step % saving.every == 0:
+                self._save()
+                callbacks.on_save(self._step)
+            if stopping and not last:
+                return TrainingOutcome.INTERRUPTED
+        self._write_result()
+        return TrainingOutcome.FINISHED
+
+    def _evaluate(self, callbacks: TrainerCallback, log: RunLog) -> None:
+        report = self._held_out_report()
+        log.write(report)
+        callbacks.on_eval(report)
+
+    def _write_curves(self, callbacks: TrainerCallback) -> None:
+        try:
             write_curves(self.directory.path)
-        return Outcome.FINISHED
+        except InputError as error:  # matplotlib is not installed: the log has everything
+            callbacks.on_note(f"{CURVES_NAME} was not drawn: {error}")
 
     def _do_step(self) -> StepReport:
         started = time.monotonic()
@@ -127,8 +151,8 @@ class Trainer:
         sums = LossSums()
         for batch in batches:
             batch = batch.to(self.lm.device)
-            losses = token_losses(self.lm.stack, batch)
-            # Means over the whole step's tokens, so that its division into forwards changes nothing.
+            losses = token_losses(self.lm.transformer, batch)
+            # Means over all tokens of the step, so that the result does not depend on micro-batches.
             loss = (losses.diffusion * batch.weights).sum() / num_diffusion
             if recipe.noise.encoder_weight:
                 encoder = (losses.encoder * batch.encoder_weights).sum() / num_encoder
@@ -140,7 +164,7 @@ class Trainer:
         norm = self._optimizer.step(rate)
         self._step += 1
         self._count_bad(norm)
-        num_tokens = self._num_read(examples, batches) + sum(batch.clean.numel() for batch in batches)
+        num_tokens = self._num_encoded(examples, batches) + sum(batch.clean.numel() for batch in batches)
         self._tokens += num_tokens
         seconds = time.monotonic() - started
         speed = self._speed.add(num_tokens, seconds)
@@ -161,14 +185,14 @@ class Trainer:
             eta_s=self._speed.seconds_per_step * (recipe.steps - self._step),
         )
 
-    def _num_read(self, examples: list[Any], batches: list[Batch]) -> int:
-        """Tokens the encoder reads, padding not counted."""
+    def _num_encoded(self, examples: list[Any], batches: list[TrainingBatch]) -> int:
+        """Tokens that the encoder reads, without padding."""
         if self.setup.canvases.encode_answers:
             return sum(len(example.tokens) for example in examples)
         each = self.setup.canvases.per_example
         return sum(int(batch.starts.view(-1, each).amax(1).sum()) for batch in batches)
 
-    def _batches(self) -> tuple[list[Any], list[Batch]]:
+    def _batches(self) -> tuple[list[Any], list[TrainingBatch]]:
         recipe = self.recipe
         first = self._step * recipe.batch
         examples = self.setup.stream.take(first, recipe.batch)
@@ -183,19 +207,19 @@ class Trainer:
         if self._num_bad >= MAX_BAD_STEPS:
             raise TrainingError(
                 f"the gradients of the last {MAX_BAD_STEPS} steps were not finite; lower "
-                "optimizer.learning_rate, or look at the data. The last good state is kept."
+                "optimizer.learning_rate, or check the data. The last good state is kept."
             )
 
-    def _look(self) -> HeldOutReport:
-        looking, stream = self.recipe.held_out, self.setup.held_out
-        assert looking is not None
+    def _held_out_report(self) -> HeldOutReport:
+        held_out, stream = self.recipe.held_out, self.setup.held_out
+        assert held_out is not None
         assert stream is not None
-        return look_at_held_out(
-            self.lm.stack,
+        return evaluate_held_out(
+            self.lm.transformer,
             stream,
             self.setup.canvases,
             step=self._step,
-            num_examples=looking.examples,
+            num_examples=held_out.examples,
             batch_len=self.recipe.micro_batch or self.recipe.batch,
         )
 
@@ -216,59 +240,45 @@ class Trainer:
         if self.recipe.train == "lora":
             self.lm.save_adapter(target, overwrite=True)
         elif self._step > self.start_step or not (target / "config.json").exists():
-            # Not only the first time: a run at a constant rate can be made longer.
-            made = target.with_name("model.new")
-            shutil.rmtree(made, ignore_errors=True)
-            self.lm.save(made)
+            # Also when a result exists: a run at a constant learning rate can be extended.
+            new = target.with_name("model.new")
+            shutil.rmtree(new, ignore_errors=True)
+            self.lm.save(new)
             shutil.rmtree(target, ignore_errors=True)
-            made.rename(target)
+            new.rename(target)
 
-    def _refuse_changed(self, facts: dict[str, Any]) -> None:
-        before = facts.get("recipe")
-        if before is None:
+    def _check_same_recipe(self, facts: dict[str, Any]) -> None:
+        saved = facts.get("recipe")
+        if saved is None:
             return
-        before = with_new_entries(before, self.recipe)
-        free = {*_FREE, *(("steps",) if self.recipe.optimizer.decay == "constant" else ())}
+        saved = with_new_entries(saved, self.recipe)
+        free = {*_RESUMABLE_ENTRIES, *(("steps",) if self.recipe.optimizer.decay == "constant" else ())}
         changed = differences(
-            {k: v for k, v in before.items() if k not in free},
+            {k: v for k, v in saved.items() if k not in free},
             {k: v for k, v in self._plain.items() if k not in free},
         )
         if changed:
             raise InputError(
                 f"{self.directory.path} holds a run of another recipe: {'; '.join(changed[:3])}. "
-                "Take the same recipe to go on, or another out to begin anew."
+                "Take the same recipe to go on, or another out to begin anew.",
+                field="out",
             )
 
-    def _check_surroundings(self, facts: dict[str, Any]) -> None:
+    def _check_environment(self, facts: dict[str, Any]) -> None:
         records, now = facts.get("num_records"), self.setup.stream.num_records
         if records != now:
             raise InputError(
                 f"the data had {records} records when this run began and has {now} now; take the same data "
-                "to go on, or another out to begin anew."
+                "to go on, or another out to begin anew.",
+                field="data",
             )
         for name, here in (("torch", torch.__version__), ("threads", torch.get_num_threads())):
             if facts.get(name) != here:
                 self.notes.append(f"begun with {name} {facts.get(name)}, here {here}: bits may differ")
 
 
-class _Sayer:
-    """One report to everyone who wants it."""
-
-    def __init__(self, listener: Listener, log: RunLog, events: EventFile | None) -> None:
-        self._listener, self._log, self._events = listener, log, events
-
-    def __call__(self, report: Report) -> None:
-        self._log.write(report)
-        if self._events is not None:
-            self._events.scalars(report.step, report.scalars())
-        if isinstance(report, StepReport):
-            self._listener.step(report)
-        else:
-            self._listener.held_out(report)
-
-
 class _Speed:
-    """Smoothed over about ten steps."""
+    """Training speed, smoothed over about ten steps."""
 
     def __init__(self) -> None:
         self._tokens = self._seconds = self._steps = 0.0
@@ -285,21 +295,12 @@ class _Speed:
 
 
 @contextmanager
-def _events(recipe: Recipe, directory: RunDirectory, step: int) -> Iterator[EventFile | None]:
-    if not recipe.tensorboard:
-        yield None
-        return
-    with EventFile(directory.path / "tensorboard", start_step=step) as events:
-        yield events
-
-
-@contextmanager
 def deterministic() -> Iterator[None]:
-    """Algorithms whose bits do not depend on chance, while a run runs."""
+    """Use torch's deterministic algorithms inside the block."""
     settings: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    # Else every new tensor is written twice; what we read, we have written.
+    # Otherwise torch fills every new tensor; training writes each tensor before it reads it.
     settings.fill_uninitialized_memory = False
     try:
         yield

@@ -190,26 +190,26 @@ def larger_blocks_than_the_file(d: Path) -> str:
 @header("ct-fp8-channel", "ct-int8")
 def fewer_scales_than_rows(d: Path) -> str:
     edit_tensors(d, replace("weight_scale", lambda t: t[:-1]))
-    return f"'{EXPERT}.weight_scale' has shape [31, 1]; config.json asks for [32, 1] or [32]"
+    return f"'{EXPERT}.weight_scale' has shape [31, 1]; config.json requires [32, 1] or [32]"
 
 
 @header("ct-int4")
 def fewer_codes_than_the_model_has(d: Path) -> str:
     edit_tensors(d, replace("weight_packed", lambda t: t[:, :-1]))
-    return f"'{EXPERT}.weight_packed' has shape [32, 7]; config.json asks for [32, 8]"
+    return f"'{EXPERT}.weight_packed' has shape [32, 7]; config.json requires [32, 8]"
 
 
 @header("ct-int4-asymmetric")
 def zero_points_packed_along_the_groups(d: Path) -> str:
     down = EXPERT.replace("gate", "down")
     edit_tensors(d, replace("weight_zero_point", Tensor.t, down))
-    return f"'{down}.weight_zero_point' has shape [2, 8]; config.json asks for [8, 2]"
+    return f"'{down}.weight_zero_point' has shape [2, 8]; config.json requires [8, 2]"
 
 
 @header("awq-gemm")
 def awq_not_transposed(d: Path) -> str:
     edit_tensors(d, replace("qweight", Tensor.t))
-    return f"'{EXPERT}.qweight' has shape [4, 64]; config.json asks for [64, 4]"
+    return f"'{EXPERT}.qweight' has shape [4, 64]; config.json requires [64, 4]"
 
 
 @header("awq-gemm")
@@ -221,7 +221,7 @@ def awq_with_rows_that_are_not_whole_words(d: Path) -> str:
 
     edit_tensors(d, edit)
     edit_config(d, lambda c: c["text_config"].update(moe_intermediate_size=36))
-    return f"'{EXPERT}.qweight' has shape [64, 4]; config.json asks for [64, 5]"
+    return f"'{EXPERT}.qweight' has shape [64, 4]; config.json requires [64, 5]"
 
 
 @header("ct-int4", "ct-int4-asymmetric")
@@ -317,5 +317,5 @@ def the_outer_scale_is_negative(d: Path) -> str:
 def the_shape_is_another_one(d: Path) -> str:
     put(d, 60.0, "weight_shape")
     return (
-        f"{EXPERT}: compressed-tensors pack-quantized: weight_shape is [32, 60], but the model asks for [32"
+        f"{EXPERT}: compressed-tensors pack-quantized: weight_shape is [32, 60], but the model requires [32"
     )

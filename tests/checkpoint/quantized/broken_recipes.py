@@ -81,7 +81,7 @@ def too_many_groups(r: Recipe) -> str:
 def weights_left_plain(r: Recipe) -> str:
     name, group = next(iter(r["config_groups"].items()))
     group["weights"] = None
-    return f"{name} says nothing about weights"
+    return f"{name} has no entry for weights"
 
 
 @recipe(ANY)

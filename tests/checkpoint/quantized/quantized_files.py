@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dgemma.checkpoint.quantized.read import read_coded
+from dgemma.checkpoint.quantized.reader import read_quantized
 from dgemma.checkpoint.source import CheckpointSource, open_checkpoint
 
 CPU = torch.device("cpu")
@@ -69,11 +69,11 @@ def weights_of(recipe: dict[str, Any]) -> dict[str, Any]:
 
 def quantized_modules(tensors: Tensors) -> dict[str, list[str]]:
     """Each quantized linear, with the names of its tensors."""
-    codes = ("weight_packed", "qweight")
+    qdata = ("weight_packed", "qweight")
     found: dict[str, list[str]] = {}
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
-        if part in codes or (part == "weight" and tensor.itemsize == 1):
+        if part in qdata or (part == "weight" and tensor.itemsize == 1):
             found[module] = [other for other in tensors if other.startswith(module + ".")]
     return found
 
@@ -81,11 +81,11 @@ def quantized_modules(tensors: Tensors) -> dict[str, list[str]]:
 def decoded(source: CheckpointSource, dtype: torch.dtype) -> Tensors:
     """Every quantized linear of a checkpoint as we read it, by its module's name in the file."""
     found: Tensors = {}
-    for entry in source.coded.values():
-        whole = read_coded(entry, CPU).decode(dtype)
+    for entry in source.quantized.values():
+        whole = read_quantized(entry, CPU).dequantize(dtype)
         assert whole.shape == entry.shape
-        pieces = whole.view(len(entry.pieces), *entry.piece_shape)
-        found |= {piece.module: numbers for piece, numbers in zip(entry.pieces, pieces, strict=True)}
+        modules = whole.view(len(entry.modules), *entry.module_shape)
+        found |= {module.module: numbers for module, numbers in zip(entry.modules, modules, strict=True)}
     return found
 
 

@@ -29,8 +29,8 @@ from checkpoint.quantized.quantized_files import (
     same_bits,
     tensors_of,
 )
-from dgemma.checkpoint.load import load_stack
-from dgemma.checkpoint.quantized.formats import CompressedPacked, CompressedScaled
+from dgemma.checkpoint.load import load_transformer
+from dgemma.checkpoint.quantized.schemes import CompressedPacked, CompressedScaled
 from dgemma.checkpoint.source import open_checkpoint
 from dgemma.errors import CheckpointError
 
@@ -51,11 +51,11 @@ def test_scales_for_activations_and_for_the_context_are_read_over(tmp_path: Path
 
 def scales_beside(module: str, tensors: Tensors) -> list[str]:
     """Of the gates and ups of all experts of a layer: they are one bank, and alike."""
-    bank = module.partition(".experts.")[0] + ".experts."
+    experts_linear = module.partition(".experts.")[0] + ".experts."
     return [
         n
         for n in tensors
-        if n.startswith(bank) and n.endswith(("gate_proj.weight_scale", "up_proj.weight_scale"))
+        if n.startswith(experts_linear) and n.endswith(("gate_proj.weight_scale", "up_proj.weight_scale"))
     ]
 
 
@@ -109,15 +109,15 @@ def test_of_groups_in_one_layout_a_weight_gets_the_one_it_was_written_in(
     directory = copy_of("ct-mixed", tmp_path / "model")
     groups = dict(order(list(recipe_of("ct-mixed")["config_groups"].items())))
     edit_recipe(directory, lambda r: r.update(config_groups=groups))
-    forms = {name: entry.form for name, entry in open_checkpoint(directory).coded.items()}
+    schemes = {name: entry.scheme for name, entry in open_checkpoint(directory).quantized.items()}
     experts, mlp, attention = (
-        forms[f"{DECODER}layers.0.{leaf}"]
+        schemes[f"{DECODER}layers.0.{leaf}"]
         for leaf in ("experts.down_proj", "mlp.up_proj.weight", "self_attn.k_proj.weight")
     )
     assert experts == CompressedPacked(bits=4, group_len=16)
     assert mlp == CompressedPacked(bits=8, group_len=None)
     assert attention == CompressedPacked(bits=4, group_len=16, symmetric=False)
-    assert isinstance(forms[f"{DECODER}layers.1.self_attn.k_proj.weight"], CompressedScaled)
+    assert isinstance(schemes[f"{DECODER}layers.1.self_attn.k_proj.weight"], CompressedScaled)
     assert reads_as_its_tool_does("ct-mixed", directory)
 
 
@@ -126,8 +126,8 @@ def test_of_groups_in_one_layout_a_weight_gets_the_one_it_was_written_in(
 
 def renamed(tensors: Tensors, old: str, new: str) -> Tensors:
     """The quantized tensors whose names begin with `old`, under their other name."""
-    coded = [n for names in quantized_modules(tensors).values() for n in names if n.startswith(old)]
-    return {new + name.removeprefix(old): tensors[name].clone() for name in coded}
+    quantized = [n for names in quantized_modules(tensors).values() for n in names if n.startswith(old)]
+    return {new + name.removeprefix(old): tensors[name].clone() for name in quantized}
 
 
 def move_to_encoder(tensors: Tensors) -> None:
@@ -152,10 +152,10 @@ def test_either_name_of_a_tied_weight_serves_and_so_do_both(
     directory = copy_of(name, tmp_path / "model")
     edit_tensors(directory, change)
     there, here = open_checkpoint(directory), open_checkpoint(DATA / name)
-    assert there.coded.keys() == here.coded.keys()
+    assert there.quantized.keys() == here.quantized.keys()
     assert bool(there.tied) == (change is copy_to_encoder)
-    one = load_stack(there, dtype=torch.bfloat16, device=CPU).state_dict()
-    other = load_stack(here, dtype=torch.bfloat16, device=CPU).state_dict()
+    one = load_transformer(there, dtype=torch.bfloat16, device=CPU).state_dict()
+    other = load_transformer(here, dtype=torch.bfloat16, device=CPU).state_dict()
     assert one.keys() == other.keys()
     for key, tensor in one.items():
         assert torch.equal(tensor.view(torch.uint8), other[key].view(torch.uint8)), key
@@ -179,7 +179,7 @@ def test_tied_copies_that_differ_are_refused_by_name_whichever_part_it_is(name: 
         edit_tensors(spoilt, spoil)
         source = open_checkpoint(spoilt)
         with pytest.raises(CheckpointError) as caught:
-            load_stack(source, dtype=torch.float32, device=CPU)
+            load_transformer(source, dtype=torch.float32, device=CPU)
         original = DECODER + part.removeprefix(ENCODER)
         assert f"{part!r} differs from {original!r}, but this model ties them" in str(caught.value)
 

@@ -29,21 +29,21 @@ from checkpoint.quantized.quantized_files import (
     tensors_of,
     without_signed_zeros,
 )
-from dgemma.checkpoint.load import load_stack
+from dgemma.checkpoint.load import load_transformer
 from dgemma.checkpoint.names import TensorSpec, tensor_specs
-from dgemma.checkpoint.quantized.read import read_coded
+from dgemma.checkpoint.quantized.reader import read_quantized
 from dgemma.checkpoint.safetensors_file import TensorToWrite
 from dgemma.checkpoint.save import write_checkpoint
 from dgemma.checkpoint.source import open_checkpoint
 from dgemma.errors import CheckpointError
 from dgemma.language_model import LanguageModel
-from dgemma.model.codes import CodeKind
 from dgemma.model.execution import Execution
+from dgemma.model.quantized_tensor import QuantKind
 
 KINDS = {
-    "awq-gemm": CodeKind.INT4, "ct-fp8-block": CodeKind.FLOAT8, "ct-fp8-channel": CodeKind.FLOAT8,
-    "ct-int4": CodeKind.INT4, "ct-int4-asymmetric": CodeKind.INT4, "ct-int8": CodeKind.INT8,
-    "ct-nvfp4": CodeKind.FLOAT4, "modelopt-nvfp4": CodeKind.FLOAT4,
+    "awq-gemm": QuantKind.INT4, "ct-fp8-block": QuantKind.FLOAT8, "ct-fp8-channel": QuantKind.FLOAT8,
+    "ct-int4": QuantKind.INT4, "ct-int4-asymmetric": QuantKind.INT4, "ct-int8": QuantKind.INT8,
+    "ct-nvfp4": QuantKind.FLOAT4, "modelopt-nvfp4": QuantKind.FLOAT4,
 }  # fmt: skip
 
 
@@ -64,8 +64,8 @@ def test_every_weight_is_read_to_the_bit_its_tool_reads(name: str) -> None:
     assert len(found) >= 24  # all experts, at least
     for module, numbers in expected.items():
         assert same_bits(found[module], numbers), module
-    kinds = {read_coded(entry, CPU).kind for entry in source.coded.values()}
-    assert kinds == ({KINDS[name]} if name in KINDS else {CodeKind.INT4, CodeKind.INT8, CodeKind.FLOAT8})
+    kinds = {read_quantized(entry, CPU).kind for entry in source.quantized.values()}
+    assert kinds == ({KINDS[name]} if name in KINDS else {QuantKind.INT4, QuantKind.INT8, QuantKind.FLOAT8})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -83,9 +83,9 @@ def taken_apart(spec: TensorSpec) -> list[str]:
     """The linears of a weight in the order of its rows, as the released layout stacks them."""
     if len(spec.shape) == 2:
         return [spec.name.removesuffix(".weight")]
-    bank, _, leaf = spec.name.rpartition(".")
+    experts_linear, _, leaf = spec.name.rpartition(".")
     halves = ["gate_proj", "up_proj"] if leaf == "gate_up_proj" else ["down_proj"]
-    return [f"{bank}.{expert}.{half}" for expert in range(spec.shape[0]) for half in halves]
+    return [f"{experts_linear}.{expert}.{half}" for expert in range(spec.shape[0]) for half in halves]
 
 
 def write_plain(name: str, target: Path) -> Path:
@@ -94,7 +94,7 @@ def write_plain(name: str, target: Path) -> Path:
     stored, expected = tensors_of(DATA / name), expected_of(name)
     tensors = []
     for spec in tensor_specs(source.config):
-        if spec.name in source.coded:
+        if spec.name in source.quantized:
             numbers = torch.cat([expected[module] for module in taken_apart(spec)]).view(spec.shape)
         else:
             numbers = stored[source.entries[spec.name].name].float()
@@ -110,8 +110,8 @@ def write_plain(name: str, target: Path) -> Path:
 def answers(directory: Path) -> list[Tensor]:
     """Logits of a prompt, of a first step, and of a self-conditioned one."""
     source = open_checkpoint(directory)
-    stack = load_stack(source, dtype=torch.float32, device=CPU, execution=Execution(exact=True))
-    lm = LanguageModel(stack)
+    transformer = load_transformer(source, dtype=torch.float32, device=CPU, execution=Execution(exact=True))
+    lm = LanguageModel(transformer)
     generator = torch.Generator().manual_seed(5)
     prompt = torch.randint(lm.config.vocab_size, (2, 11), generator=generator)
     canvas = torch.randint(lm.config.vocab_size, (2, lm.config.canvas_len), generator=generator)
@@ -124,7 +124,7 @@ def answers(directory: Path) -> list[Tensor]:
 @pytest.fixture
 def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel for CPUs rounds activations; here the weights alone are compared."""
-    monkeypatch.setattr("dgemma.model.coded_weight.few_bits", lambda: None)
+    monkeypatch.setattr("dgemma.model.quantized_linear.quantized_matmul", lambda: None)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -161,4 +161,4 @@ def test_for_modelopt_hf_quant_config_alone_is_enough(tmp_path: Path) -> None:
 def test_what_config_json_says_goes_before_hf_quant_config(tmp_path: Path) -> None:
     directory = copy_of("modelopt-nvfp4", tmp_path / "model")
     (directory / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
-    assert open_checkpoint(directory).coded
+    assert open_checkpoint(directory).quantized

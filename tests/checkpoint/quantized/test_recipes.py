@@ -19,12 +19,12 @@ from broken_checkpoints import Break
 from checkpoint.quantized.broken_files import CONTENTS, HEADERS
 from checkpoint.quantized.broken_recipes import RECIPES
 from checkpoint.quantized.quantized_files import CPU, NAMES, copy_of, recipe_of
-from dgemma.checkpoint.load import load_stack
+from dgemma.checkpoint.load import load_transformer
 from dgemma.checkpoint.names import TensorSpec, tensor_specs
 from dgemma.checkpoint.presets import PRESETS, layers
-from dgemma.checkpoint.quantized.entries import module_names, take_coded
-from dgemma.checkpoint.quantized.formats import CompressedPacked, Format, ModelOptNvfp4
-from dgemma.checkpoint.quantized.recipe import formats_of
+from dgemma.checkpoint.quantized.quantization_config import schemes_from_config
+from dgemma.checkpoint.quantized.schemes import CompressedPacked, ModelOptNvfp4, QuantizationScheme
+from dgemma.checkpoint.quantized.tensor_index import module_names, take_quantized
 from dgemma.checkpoint.safetensors_file import TensorEntry, TensorToWrite, header_of
 from dgemma.checkpoint.source import open_checkpoint
 from dgemma.errors import CheckpointError, ConfigError
@@ -39,10 +39,10 @@ def test_a_recipe_we_cannot_follow_is_refused_by_name(
     fixture: str, break_it: Callable[[dict[str, Any]], str]
 ) -> None:
     recipe = copy.deepcopy(recipe_of(fixture))
-    assert formats_of({"quantization_config": recipe})
+    assert schemes_from_config({"quantization_config": recipe})
     message = break_it(recipe)
     with pytest.raises(ConfigError) as caught:
-        formats_of({"quantization_config": recipe})
+        schemes_from_config({"quantization_config": recipe})
     assert message in str(caught.value), str(caught.value)
 
 
@@ -65,7 +65,7 @@ def test_numbers_no_scale_can_be_are_refused_with_their_module(
     message = break_it(directory)
     source = open_checkpoint(directory)
     with pytest.raises(CheckpointError) as caught:
-        load_stack(source, dtype=torch.float32, device=CPU)
+        load_transformer(source, dtype=torch.float32, device=CPU)
     assert message in str(caught.value), str(caught.value)
     assert str(caught.value).startswith("model.decoder.layers.0.experts.")
 
@@ -85,7 +85,7 @@ def test_a_refusal_of_a_recipe_names_the_directory(tmp_path: Path) -> None:
 
 
 def test_no_recipe_means_no_formats() -> None:
-    assert formats_of({}) == formats_of({"quantization_config": None}) == ()
+    assert schemes_from_config({}) == schemes_from_config({"quantization_config": None}) == ()
 
 
 def test_a_recipe_nested_too_deeply_to_be_shown_is_refused() -> None:
@@ -94,13 +94,13 @@ def test_a_recipe_nested_too_deeply_to_be_shown_is_refused() -> None:
         deep = [deep]
     for recipe in ({"quant_method": deep}, {"quant_method": "modelopt", "quant_algo": deep}):
         with pytest.raises(ConfigError, match="nested too deeply"):
-            formats_of({"quantization_config": recipe})
+            schemes_from_config({"quantization_config": recipe})
 
 
 def test_another_group_size_in_hf_quant_config_is_refused() -> None:
     recipe = {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4", "group_size": 32}}
     with pytest.raises(ConfigError, match="modelopt: group_size is 32; NVFP4 has 16"):
-        formats_of({"quantization_config": recipe})
+        schemes_from_config({"quantization_config": recipe})
 
 
 def test_rows_of_an_odd_length_do_not_fit_into_bytes_of_two_codes() -> None:
@@ -108,20 +108,20 @@ def test_rows_of_an_odd_length_do_not_fit_into_bytes_of_two_codes() -> None:
         "model.decoder.layers.0.mlp.up_proj.weight", "layers.0.mlp.up.weight", (4, 7), "shared_mlp"
     )
     module = spec.name.removesuffix(".weight")
-    held = {"weight_packed": ("I32", (4, 1)), "weight_scale": ("BF16", (4, 1))}
+    quantized = {"weight_packed": ("I32", (4, 1)), "weight_scale": ("BF16", (4, 1))}
     found = {
         f"{module}.{part}": TensorEntry(f"{module}.{part}", dtype, shape, Path("model.safetensors"), 0, 16)
-        for part, (dtype, shape) in held.items()
+        for part, (dtype, shape) in quantized.items()
     }
     with pytest.raises(CheckpointError, match="has rows of 7, which are not whole groups of 2"):
-        take_coded(spec, found, (CompressedPacked(bits=4, group_len=None),), [])
+        take_quantized(spec, found, (CompressedPacked(bits=4, group_len=None),), [])
 
 
 def test_groups_of_modules_with_the_same_recipe_are_one_format() -> None:
     recipe = recipe_of("ct-int4")
     (group,) = recipe["config_groups"].values()
     twice = {**recipe, "config_groups": {"group_0": group, "group_1": {**group, "targets": ["Embedding"]}}}
-    assert len(formats_of({"quantization_config": twice})) == 1
+    assert len(schemes_from_config({"quantization_config": twice})) == 1
 
 
 def test_a_wrong_group_size_in_a_model_of_full_width_is_refused_in_little_memory(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_wrong_group_size_in_a_model_of_full_width_is_refused_in_little_memory
         PRESETS["26b"].config,
         layers=layers(1, head_dim=256, kv_heads=8, full_head_dim=512, full_kv_heads=2),
     )
-    form = ModelOptNvfp4()
+    scheme = ModelOptNvfp4()
     tensors = []
     for spec in tensor_specs(config):
         if spec.part != "experts":
@@ -139,7 +139,7 @@ def test_a_wrong_group_size_in_a_model_of_full_width_is_refused_in_little_memory
         modules = next(module_names(spec))
         out, inner = spec.size // spec.shape[-1] // len(modules), spec.shape[-1]
         for module in modules:
-            for name, part in form.parts(out, inner).items():
+            for name, part in scheme.parts(out, inner).items():
                 shape = (out, inner // 32) if name == "weight_scale" else part.shapes[0]
                 tensors.append(TensorToWrite(f"{module}.{name}", part.dtypes[0], shape, list))
     recipe = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
@@ -150,7 +150,7 @@ def test_a_wrong_group_size_in_a_model_of_full_width_is_refused_in_little_memory
     tracemalloc.start()
     try:
         with pytest.raises(
-            CheckpointError, match=r"has shape \[704, 88\]; config.json asks for \[704, 176\]."
+            CheckpointError, match=r"has shape \[704, 88\]; config.json requires \[704, 176\]."
         ):
             open_checkpoint(tmp_path)
         _, peak = tracemalloc.get_traced_memory()
@@ -199,13 +199,13 @@ RANDOM_RECIPES = ANYTHING | with_some(
 @given(RANDOM_RECIPES)
 def test_any_recipe_is_read_or_refused_and_never_falls_over(recipe: object) -> None:
     try:
-        found = formats_of({"quantization_config": recipe})
+        found = schemes_from_config({"quantization_config": recipe})
     except ConfigError:
         return
     assert bool(found) == (recipe is not None)
-    for form in found:
-        assert isinstance(form, Format)
-        assert form.main in form.parts(32, 64)
+    for scheme in found:
+        assert isinstance(scheme, QuantizationScheme)
+        assert scheme.main in scheme.parts(32, 64)
 
 
 TOOL_RECIPES = st.sampled_from(NAMES).map(recipe_of)
@@ -225,7 +225,7 @@ def test_a_tools_recipe_with_one_field_changed_is_read_or_refused(
         at[key] = data.draw(ANYTHING)
         break
     try:
-        found = formats_of({"quantization_config": changed})
+        found = schemes_from_config({"quantization_config": changed})
     except ConfigError:
         return
     assert found

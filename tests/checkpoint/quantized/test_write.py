@@ -12,16 +12,22 @@ import torch
 import dgemma
 from dgemma.checkpoint.names import tensor_specs
 from dgemma.checkpoint.presets import PRESETS
-from dgemma.checkpoint.quantized.original import from_checkpoint, from_random
-from dgemma.checkpoint.quantized.plan import NAMES, plan_of
+from dgemma.checkpoint.quantized.quantization_config import NAMES, quantization_config_for
 from dgemma.checkpoint.quantized.rounding import to_int4, to_int8, to_nvfp4
-from dgemma.checkpoint.quantized.write import check_target, disk_bytes, shards_of, write_quantized
+from dgemma.checkpoint.quantized.writer import (
+    check_target,
+    disk_bytes,
+    from_checkpoint,
+    from_random,
+    shards_of,
+    write_quantized,
+)
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.checkpoint.source import open_checkpoint
 from dgemma.errors import CheckpointError, InputError
 from dgemma.language_model import load
-from dgemma.model.coded_weight import CodedWeight
-from dgemma.model.codes import FLOAT4_NUMBERS
+from dgemma.model.quantized_linear import QuantizedWeight
+from dgemma.model.quantized_tensor import FLOAT4_NUMBERS
 
 CONFIG = PRESETS["tiny"].config
 
@@ -35,7 +41,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def quantized(plain: Path, out: Path, name: str) -> Path:
     source = open_checkpoint(plain)
-    write_quantized(out, from_checkpoint(source), plan_of(name, source.config))
+    write_quantized(out, from_checkpoint(source), quantization_config_for(name, source.config))
     return out
 
 
@@ -47,8 +53,8 @@ def contents(directory: Path) -> dict[str, bytes]:
 def test_each_weight_is_rounded_in_its_format_and_the_rest_is_untouched(
     plain: Path, tmp_path: Path, name: str
 ) -> None:
-    before = load(plain, dtype="float32").stack
-    after = load(quantized(plain, tmp_path / "q", name), dtype="float32").stack
+    before = load(plain, dtype="float32").transformer
+    after = load(quantized(plain, tmp_path / "q", name), dtype="float32").transformer
     counts = {"kept": 0, "rounded": 0}
     for spec in tensor_specs(CONFIG):
         parent, _, leaf = spec.path.rpartition(".")
@@ -59,16 +65,18 @@ def test_each_weight_is_rounded_in_its_format_and_the_rest_is_untouched(
             counts["kept"] += 1
             continue
         counts["rounded"] += 1
-        assert isinstance(module, CodedWeight)
-        found = module.held.decode(torch.float32)
+        assert isinstance(module, QuantizedWeight)
+        found = module.quantized.dequantize(torch.float32)
         if spec.part != "experts" or name == "int8":
-            expected = to_int8(weight.flatten(0, -2)).decode(torch.float32).view_as(weight)
+            expected = to_int8(weight.flatten(0, -2)).dequantize(torch.float32).view_as(weight)
         elif name == "int4":
-            expected = to_int4(weight.flatten(0, -2), 32).decode(torch.float32).view_as(weight)
+            expected = to_int4(weight.flatten(0, -2), 32).dequantize(torch.float32).view_as(weight)
         else:  # an outer scale to each linear, as the experts are taken apart
             halves = weight.chunk(2, dim=1) if "gate_up" in spec.path else (weight,)
-            rounded = [[to_nvfp4(one).decode(torch.float32) for one in half] for half in halves]
-            expected = torch.cat([torch.stack(half) for half in rounded], dim=1)
+            fake_quantize_activations = [
+                [to_nvfp4(one).dequantize(torch.float32) for one in half] for half in halves
+            ]
+            expected = torch.cat([torch.stack(half) for half in fake_quantize_activations], dim=1)
         assert torch.equal(found, expected), spec.name
     # Embedding, self-conditioning; in each of three layers q, k, o, the MLP and two banks; two have a v.
     assert counts["rounded"] == 1 + 3 + 3 * (3 + 3 + 2) + 2
@@ -77,7 +85,7 @@ def test_each_weight_is_rounded_in_its_format_and_the_rest_is_untouched(
 @pytest.mark.parametrize("name", NAMES)
 def test_the_size_is_known_before(plain: Path, tmp_path: Path, name: str) -> None:
     source = open_checkpoint(plain)
-    expected = disk_bytes(shards_of(from_checkpoint(source), plan_of(name, CONFIG)))
+    expected = disk_bytes(shards_of(from_checkpoint(source), quantization_config_for(name, CONFIG)))
     assert open_checkpoint(quantized(plain, tmp_path / "q", name)).nbytes == expected
     index = json.loads((tmp_path / "q" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == expected
@@ -89,7 +97,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_files(
 ) -> None:
     whole = contents(quantized(plain, tmp_path / "whole", name))
     source = open_checkpoint(plain)
-    original, plan, out = from_checkpoint(source), plan_of(name, CONFIG), tmp_path / "parts"
+    original, plan, out = from_checkpoint(source), quantization_config_for(name, CONFIG), tmp_path / "parts"
     left = 260_000
 
     def interrupt(count: int) -> None:
@@ -115,7 +123,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_files(
 
 def test_random_weights_are_quantized_as_if_they_had_been_written_first(plain: Path, tmp_path: Path) -> None:
     made = from_random(CONFIG, seed=3)
-    write_quantized(tmp_path / "direct", made, plan_of("int4", CONFIG))
+    write_quantized(tmp_path / "direct", made, quantization_config_for("int4", CONFIG))
     after = contents(quantized(plain, tmp_path / "by-file", "int4"))
     direct = contents(tmp_path / "direct")
     weights = [name for name in direct if name.endswith(".safetensors")]
@@ -125,7 +133,11 @@ def test_random_weights_are_quantized_as_if_they_had_been_written_first(plain: P
 
 def test_a_target_that_is_taken_is_refused(plain: Path, tmp_path: Path) -> None:
     source = open_checkpoint(plain)
-    original, int4, int8 = from_checkpoint(source), plan_of("int4", CONFIG), plan_of("int8", CONFIG)
+    original, int4, int8 = (
+        from_checkpoint(source),
+        quantization_config_for("int4", CONFIG),
+        quantization_config_for("int8", CONFIG),
+    )
     out = quantized(plain, tmp_path / "q", "int4")
     with pytest.raises(CheckpointError, match="already holds a checkpoint"):
         check_target(out, original, int4)
@@ -157,10 +169,10 @@ def test_what_is_quantized_is_not_quantized_again(plain: Path, tmp_path: Path) -
 def test_rows_that_hold_no_whole_groups_are_refused() -> None:
     odd = replace(CONFIG, expert_size=20)
     with pytest.raises(InputError, match=r"int4 has groups of 8 numbers, but .* 64 and 20 long. Use int8"):
-        plan_of("int4", odd)
-    assert plan_of("int4", replace(CONFIG, expert_size=48)).experts.unit == 16
+        quantization_config_for("int4", odd)
+    assert quantization_config_for("int4", replace(CONFIG, expert_size=48)).experts.unit == 16
     with pytest.raises(InputError, match="known: int8, int4, nvfp4"):
-        plan_of("int3", CONFIG)
+        quantization_config_for("int3", CONFIG)
 
 
 def numbers(rows: int, inner: int) -> torch.Tensor:
@@ -173,9 +185,9 @@ def numbers(rows: int, inner: int) -> torch.Tensor:
 
 def test_eight_bits_err_by_half_a_step_at_most() -> None:
     w = numbers(12, 64)
-    held = to_int8(w)
-    assert ((held.decode(torch.float32) - w).abs() <= held.scale.float() * 0.5001 + 1e-30).all()
-    assert held.decode(torch.float32)[1].eq(0).all()
+    quantized = to_int8(w)
+    assert ((quantized.dequantize(torch.float32) - w).abs() <= quantized.scale.float() * 0.5001 + 1e-30).all()
+    assert quantized.dequantize(torch.float32)[1].eq(0).all()
 
 
 def test_the_cut_of_four_bits_never_makes_it_worse() -> None:
@@ -183,24 +195,24 @@ def test_the_cut_of_four_bits_never_makes_it_worse() -> None:
     groups = w.unflatten(-1, (-1, 32))
     scale = (groups.abs().amax(-1, keepdim=True) / 7.5).clamp(min=2.0**-100).bfloat16().float()
     uncut = ((groups / scale).round().clamp(-8, 7) * scale - groups).square().sum(-1)
-    chosen = (to_int4(w, 32).decode(torch.float32) - w).square().unflatten(-1, (-1, 32)).sum(-1)
+    chosen = (to_int4(w, 32).dequantize(torch.float32) - w).square().unflatten(-1, (-1, 32)).sum(-1)
     assert (chosen <= uncut * 1.0001).all()
     assert (chosen < uncut * 0.9).any()
-    assert to_int4(w, 32).decode(torch.float32)[1].eq(0).all()
+    assert to_int4(w, 32).dequantize(torch.float32)[1].eq(0).all()
 
 
 def test_a_four_bit_float_is_the_nearest_one_and_ties_go_to_even() -> None:
-    held = to_nvfp4(numbers(12, 64))
-    exact = numbers(12, 64).unflatten(-1, (-1, 16)) / held.factors()[..., None]
+    quantized = to_nvfp4(numbers(12, 64))
+    exact = numbers(12, 64).unflatten(-1, (-1, 16)) / quantized.group_scales()[..., None]
     table = torch.tensor([*FLOAT4_NUMBERS, *(-n for n in FLOAT4_NUMBERS)])
     nearest = (exact[..., None] - table).abs().amin(-1)
-    found = (held.numbers().unflatten(-1, (-1, 16)) - exact).abs()
+    found = (quantized.unscaled().unflatten(-1, (-1, 16)) - exact).abs()
     assert torch.allclose(found, nearest, atol=1e-6)
     ties = torch.tensor(
         [[6.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, *[-0.25, -0.75, -2.5, -5.0], 0, 0, 0, 0]]
     )
     even = [6.0, 0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, -0.0, -1.0, -2.0, -4.0, 0, 0, 0, 0]
-    assert to_nvfp4(ties).numbers().tolist() == [even]
+    assert to_nvfp4(ties).unscaled().tolist() == [even]
 
 
 def test_an_adapter_of_the_original_fits_the_quantized_model(plain: Path, tmp_path: Path) -> None:

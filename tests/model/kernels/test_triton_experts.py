@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dgemma.model.codes import CodeKind, Codes, pack
 from dgemma.model.kernels import triton_experts as module
 from dgemma.model.kernels.triton_experts import (
     available,
@@ -35,13 +34,14 @@ from dgemma.model.kernels.triton_experts import (
     constants,
     kernel,
     multiply_grouped,
-    serves,
+    supports,
 )
+from dgemma.model.quantized_tensor import QuantizedTensor, QuantKind, pack
 from fake_cuda import DEVICE, FakeCuda
-from model.test_codes import random_codes
+from model.test_quantized_tensor import random_codes
 
 TESTS = Path(__file__).parents[2]
-INT4, FLOAT4 = CodeKind.INT4, CodeKind.FLOAT4
+INT4, FLOAT4 = QuantKind.INT4, QuantKind.FLOAT4
 F32, BF16, F16, E4M3 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
 # Of the result: its last bit and a little, and in fp32 a sum in another order.
 TOLERANCE = {F32: 2e-6, BF16: 2.0**-8, F16: 2.0**-11}
@@ -57,7 +57,7 @@ needs_triton = pytest.mark.skipif(not has_triton, reason="triton is not installe
 class Case:
     """A bank and the rows that come to it."""
 
-    kind: CodeKind = INT4
+    kind: QuantKind = INT4
     counts: tuple[int, ...] = (3, 0, 20, 7)  # of each expert's rows
     out: int = 40
     inner: int = 96
@@ -67,15 +67,15 @@ class Case:
     outer: str = ""  # or "times", "over"
     x: torch.dtype = F32
 
-    def bank(self) -> Codes:
+    def experts_linear(self) -> QuantizedTensor:
         shape = (len(self.counts), self.out, self.inner)
-        held = random_codes(self.kind, *shape, groups=self.inner // self.group_len, zero=self.zero)
+        quantized = random_codes(self.kind, *shape, groups=self.inner // self.group_len, zero_point=self.zero)
         outer = torch.rand((*shape[:2], 1), generator=torch.Generator().manual_seed(1)) + 0.5
         return replace(
-            held,
-            scale=held.scale.float().to(self.scale),
-            outer=outer if self.outer else None,
-            outer_divides=self.outer == "over",
+            quantized,
+            scale=quantized.scale.float().to(self.scale),
+            global_scale=outer if self.outer else None,
+            global_scale_divides=self.outer == "over",
         )
 
 
@@ -130,7 +130,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def in_a_process(what: str, cache: Path, **settings: str) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "TRITON_CACHE_DIR": str(cache), **settings}
+    paths = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": paths, "TRITON_CACHE_DIR": str(cache), **settings}
     done = subprocess.run(
         [sys.executable, __file__, what], env=environment, capture_output=True, text=True, check=False
     )
@@ -141,7 +142,7 @@ def in_a_process(what: str, cache: Path, **settings: str) -> dict[str, Any]:
 
 @needs_triton
 @pytest.mark.parametrize("name", CASES)
-def test_products_are_those_of_the_twin(products: dict[str, Any], name: str) -> None:
+def test_products_are_those_of_the_reference(products: dict[str, Any], name: str) -> None:
     error = products[name]
     assert isinstance(error, float), error
     assert error <= TOLERANCE[CASES[name].x]
@@ -185,9 +186,9 @@ def test_the_kernel_compiles_for(compiled: dict[str, Any], card: int, name: str)
 
 def test_a_fake_tensor_passes() -> None:
     with FakeCuda():
-        held = on_cuda(FLOAT.bank())
+        quantized = on_cuda(FLOAT.experts_linear())
         x = torch.empty((30, 96), dtype=BF16, device=DEVICE)
-        result = multiply_grouped(x, torch.empty(4, dtype=torch.int32, device=DEVICE), held)
+        result = multiply_grouped(x, torch.empty(4, dtype=torch.int32, device=DEVICE), quantized)
     assert (result.shape, result.dtype, result.device) == ((30, 40), BF16, DEVICE)
 
 
@@ -203,10 +204,12 @@ def test_a_launch_needs_only_shapes(count: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "kernel", Recorder)
     monkeypatch.setattr(torch.cuda, "device_of", lambda x: nullcontext())
     with FakeCuda():
-        held = on_cuda(FLOAT.bank())
+        quantized = on_cuda(FLOAT.experts_linear())
         x = torch.empty((count, 96), dtype=BF16, device=DEVICE)
         ends = torch.empty(4, dtype=torch.int32, device=DEVICE)
-        result = module._launch(x, ends, held.codes, held.scale, None, held.outer, True, True)
+        result = module._launch(
+            x, ends, quantized.qdata, quantized.scale, None, quantized.global_scale, True, True
+        )
     ((grid, parts, fixed),) = launched
     assert grid == ((count // fixed["rows"] + min(count, 4)) * -(-40 // fixed["columns"]),)
     assert parts[6] is result
@@ -224,33 +227,33 @@ def test_most_experts_fit_in_one_block() -> None:
 @needs_triton
 def test_what_it_cannot_do_is_left_to_the_plain_product() -> None:
     with FakeCuda():
-        assert serves(on_cuda(FLOAT.bank()))
-        assert serves(on_cuda(Case(zero=True).bank()))
-        assert not serves(on_cuda(random_codes(CodeKind.FLOAT8, 2, 4, 64, groups=1)))
-        assert not serves(on_cuda(random_codes(CodeKind.INT8, 2, 4, 64, groups=1)))
-        assert not serves(on_cuda(random_codes(INT4, 4, 64, groups=2)))  # no bank
-        assert not serves(on_cuda(Case(inner=48, group_len=16).bank()))
-        assert not serves(on_cuda(Case(group_len=8).bank()))
-        assert not serves(on_cuda(Case(scale=torch.float8_e5m2).bank()))
-        held = on_cuda(Case().bank())
-        assert not serves(replace(held, scale=torch.empty((4, 3, 40), dtype=BF16, device=DEVICE).mT))
-    assert not serves(Case().bank())  # no CUDA
+        assert supports(on_cuda(FLOAT.experts_linear()))
+        assert supports(on_cuda(Case(zero=True).experts_linear()))
+        assert not supports(on_cuda(random_codes(QuantKind.FLOAT8, 2, 4, 64, groups=1)))
+        assert not supports(on_cuda(random_codes(QuantKind.INT8, 2, 4, 64, groups=1)))
+        assert not supports(on_cuda(random_codes(INT4, 4, 64, groups=2)))  # no bank
+        assert not supports(on_cuda(Case(inner=48, group_len=16).experts_linear()))
+        assert not supports(on_cuda(Case(group_len=8).experts_linear()))
+        assert not supports(on_cuda(Case(scale=torch.float8_e5m2).experts_linear()))
+        quantized = on_cuda(Case().experts_linear())
+        assert not supports(replace(quantized, scale=torch.empty((4, 3, 40), dtype=BF16, device=DEVICE).mT))
+    assert not supports(Case().experts_linear())  # no CUDA
 
 
 def test_without_triton_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     assert not available()
     with FakeCuda():
-        assert not serves(on_cuda(Case().bank()))
+        assert not supports(on_cuda(Case().experts_linear()))
 
 
-def on_cuda(held: Codes) -> Codes:
-    return changed(held, lambda part: torch.empty(part.shape, dtype=part.dtype, device=DEVICE))
+def on_cuda(quantized: QuantizedTensor) -> QuantizedTensor:
+    return changed(quantized, lambda part: torch.empty(part.shape, dtype=part.dtype, device=DEVICE))
 
 
-def changed(held: Codes, change: Callable[[Tensor], Tensor]) -> Codes:
-    parts: dict[str, Any] = {name: change(part) for name, part in held.parts.items()}
-    return replace(held, **parts)
+def changed(quantized: QuantizedTensor, change: Callable[[Tensor], Tensor]) -> QuantizedTensor:
+    parts: dict[str, Any] = {name: change(part) for name, part in quantized.parts.items()}
+    return replace(quantized, **parts)
 
 
 # What follows runs in the processes.
@@ -285,8 +288,8 @@ def mend_interpreter() -> None:
     def mended_cast(self: Any, handle: Any, dtype: Any) -> Any:
         if handle.dtype.scalar != interpreter.tl.float32 or dtype.scalar != bf16:
             return cast(self, handle, dtype)
-        rounded = torch.from_numpy(handle.data).to(BF16).view(torch.uint16).numpy()
-        return interpreter.TensorHandle(rounded, bf16)
+        fake_quantize_activations = torch.from_numpy(handle.data).to(BF16).view(torch.uint16).numpy()
+        return interpreter.TensorHandle(fake_quantize_activations, bf16)
 
     builder.create_dot, builder.cast_impl = mended_dot, mended_cast
 
@@ -294,10 +297,10 @@ def mend_interpreter() -> None:
 def product_error(case: Case) -> float:
     """The worst error beside the twin, relative to the result and to its largest number."""
     x = torch.randn((sum(case.counts), case.inner), generator=torch.Generator().manual_seed(2)).to(case.x)
-    held = case.bank()
+    quantized = case.experts_linear()
     ends = before_a_wall(ends_of(*case.counts))
-    found = multiply_grouped(before_a_wall(x), ends, changed(held, before_a_wall))
-    expected = twin(x, case.counts, held)
+    found = multiply_grouped(before_a_wall(x), ends, changed(quantized, before_a_wall))
+    expected = twin(x, case.counts, quantized)
     assert found.dtype == x.dtype
     assert found.shape == expected.shape
     return ((found.float() - expected).abs() / (expected.abs() + expected.abs().max())).max().item()
@@ -314,46 +317,55 @@ def before_a_wall(x: Tensor) -> Tensor:
     return copy.view(x.dtype).view(x.shape)
 
 
-def twin(x: Tensor, counts: tuple[int, ...], held: Codes) -> Tensor:
+def twin(x: Tensor, counts: tuple[int, ...], quantized: QuantizedTensor) -> Tensor:
     """In fp32, from weights rounded to the dtype of `x`."""
-    weights = [held[expert].decode(x.dtype).float() for expert in range(len(counts))]
+    weights = [quantized[expert].dequantize(x.dtype).float() for expert in range(len(counts))]
     return torch.cat([F.linear(rows.float(), w) for rows, w in zip(x.split(counts), weights, strict=True)])
 
 
-def is_decoded_exactly(kind: CodeKind, zero: bool, outer: str, dtype: torch.dtype) -> bool:
+def is_decoded_exactly(kind: QuantKind, zero: bool, outer: str, dtype: torch.dtype) -> bool:
     """Experts times the identity, with all codes in each group and scales of all sizes."""
     experts, out, groups = 2, 34, 6
     places = torch.arange(experts * out * groups).view(experts, out, groups)
     scale = torch.logspace(-4, 3, places.numel()).view_as(places).to(BF16)
-    held = Codes(
+    quantized = QuantizedTensor(
         kind,
         pack(torch.arange(16, dtype=torch.uint8).repeat(experts, out, groups)),
         places.remainder(127).to(torch.uint8).view(E4M3) if kind is FLOAT4 else scale,
-        zero=places.remainder(16).to(torch.uint8) if zero else None,
-        outer=torch.linspace(0.3, 3, experts * out).view(experts, out, 1) if outer else None,
-        outer_divides=outer == "over",
+        zero_point=places.remainder(16).to(torch.uint8) if zero else None,
+        global_scale=torch.linspace(0.3, 3, experts * out).view(experts, out, 1) if outer else None,
+        global_scale_divides=outer == "over",
     )
-    inner = held.shape[-1]
+    inner = quantized.shape[-1]
     x = torch.eye(inner, dtype=dtype).repeat(experts, 1)
-    found = multiply_grouped(x, ends_of(inner, inner), held).unflatten(0, (experts, inner)).mT
-    return torch.equal(found, held.decode(dtype))
+    found = multiply_grouped(x, ends_of(inner, inner), quantized).unflatten(0, (experts, inner)).mT
+    return torch.equal(found, quantized.dequantize(dtype))
 
 
 def every_e4m3_is_read() -> bool:
     every = torch.arange(256).to(torch.uint8).view(E4M3).view(1, 256, 1).repeat(1, 1, 2)
     ones = torch.full((1, 256, 16), 0x22, dtype=torch.uint8)
-    found = multiply_grouped(torch.eye(32)[:1], ends_of(1), Codes(FLOAT4, ones, every))
+    found = multiply_grouped(torch.eye(32)[:1], ends_of(1), QuantizedTensor(FLOAT4, ones, every))
     return torch.allclose(found[0], every[0, :, 0].float(), rtol=0, atol=0, equal_nan=True)
 
 
 def no_rows_give_none() -> bool:
-    return multiply_grouped(torch.zeros(0, 96), ends_of(0, 0, 0, 0), Case().bank()).shape == (0, 40)
+    return multiply_grouped(torch.zeros(0, 96), ends_of(0, 0, 0, 0), Case().experts_linear()).shape == (0, 40)
 
 
 def operation_is_sound() -> bool:
     """torch's own checks of an operation: what it says it writes to, and what a fake tensor makes of it."""
-    held = Case(zero=True).bank()
-    args = (torch.ones(30, 96), ends_of(3, 0, 20, 7), held.codes, held.scale, held.zero, None, False, False)
+    quantized = Case(zero=True).experts_linear()
+    args = (
+        torch.ones(30, 96),
+        ends_of(3, 0, 20, 7),
+        quantized.qdata,
+        quantized.scale,
+        quantized.zero_point,
+        None,
+        False,
+        False,
+    )
     torch.library.opcheck(module._operation, args, test_utils=("test_schema", "test_faketensor"))
     return True
 

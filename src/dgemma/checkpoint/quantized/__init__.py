@@ -1,1 +1,1 @@
-"""Quantized checkpoints: the formats other tools publish, and writing our own in one of them."""
+"""Quantized checkpoints: reading the formats of other tools, and writing one of them."""

@@ -1,1 +1,1 @@
-"""Tasks that come with dgemma, and tasks of the user's."""
+"""The tasks of dgemma, and tasks of the user."""

@@ -1,4 +1,4 @@
-"""A task from a file of JSON lines: prompts with the response that is wanted. No torch."""
+"""A task from a JSON Lines file: prompts with expected responses. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from dgemma.errors import InputError
 from dgemma.events import Answer
 
-_SHAPES = (
+_LINE_FORMAT = (
     'a line is {"prompt": text or messages, "response": text}, or {"messages": [...]} whose last is the '
     "assistant's"
 )
@@ -20,7 +20,7 @@ _SHAPES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One line: what is asked, and what is wanted."""
+    """One line: the prompt and the expected response."""
 
     prompt: str | Sequence[Mapping[str, Any]]
     response: str
@@ -28,10 +28,10 @@ class Pair:
 
 
 class JsonlTask:
-    """Compares answers with the wanted responses, whitespace aside (runs of it count as one space).
+    """Compares answers with expected responses. Runs of whitespace count as one space.
 
-    exact: the answer is the response. contains: the response is somewhere in the answer. chars: how alike
-    their letters are, from 0 to 1 (difflib's ratio). A line may have "group": a string to report by.
+    exact: the answer equals the response. contains: the answer contains the response. chars: the similarity
+    of their characters, from 0 to 1 (difflib's ratio). A line may have "group", a string to report by.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -49,10 +49,10 @@ class JsonlTask:
         return example.groups
 
     def score(self, example: Pair, answer: Answer) -> dict[str, float]:
-        wanted, given = _normal(example.response), _normal(answer.text)
-        # autojunk would ignore frequent letters, which in prose are nearly all of them.
-        alike = SequenceMatcher(None, wanted, given, autojunk=False).ratio()
-        return {"exact": float(wanted == given), "contains": float(wanted in given), "chars": alike}
+        expected, actual = _normal(example.response), _normal(answer.text)
+        # autojunk would ignore frequent characters, which in prose are nearly all of them.
+        ratio = SequenceMatcher(None, expected, actual, autojunk=False).ratio()
+        return {"exact": float(expected == actual), "contains": float(expected in actual), "chars": ratio}
 
 
 def _normal(text: str) -> str:
@@ -63,16 +63,18 @@ def _read(path: Path) -> list[Pair]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+        raise InputError(f"{path} cannot be read: {error.strerror}.", field="path") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 at byte {error.start}; convert it first.") from None
+        raise InputError(
+            f"{path} is not UTF-8 at byte {error.start}; convert it first.", field="path"
+        ) from None
     pairs = [
         _pair(line, f"{path}, line {number}")
         for number, line in enumerate(text.split("\n"), start=1)
         if line.strip()
     ]
     if not pairs:
-        raise InputError(f"{path} has no lines; {_SHAPES}.")
+        raise InputError(f"{path} has no lines; {_LINE_FORMAT}.", field="path")
     return pairs
 
 
@@ -80,17 +82,17 @@ def _pair(line: str, where: str) -> Pair:
     try:
         raw = json.loads(line)
     except (ValueError, RecursionError):
-        raise InputError(f"{where} is not JSON; {_SHAPES}.") from None
+        raise InputError(f"{where} is not JSON; {_LINE_FORMAT}.") from None
     if not isinstance(raw, dict):
-        raise InputError(f"{where} is a {type(raw).__name__}; {_SHAPES}.")
+        raise InputError(f"{where} is a {type(raw).__name__}; {_LINE_FORMAT}.")
     prompt: Any = raw.get("prompt")
     response: Any = raw.get("response")
     if "messages" in raw:
         if prompt is not None or response is not None:
-            raise InputError(f"{where} has messages beside a prompt or response; {_SHAPES}.")
+            raise InputError(f"{where} has messages beside a prompt or response; {_LINE_FORMAT}.")
         prompt, response = _split(raw["messages"], where)
     if not isinstance(prompt, str | list) or not prompt or not _is_text(response):
-        raise InputError(f"{where} has no prompt, or no response with text in it; {_SHAPES}.")
+        raise InputError(f"{where} has no prompt, or no response with text in it; {_LINE_FORMAT}.")
     group = raw.get("group")
     if group is not None and not isinstance(group, str):
         raise InputError(f"{where} has the group {group!r:.40}; it must be a string.")
@@ -100,9 +102,9 @@ def _pair(line: str, where: str) -> Pair:
 def _split(messages: object, where: str) -> tuple[list[Any], Any]:
     last = messages[-1] if isinstance(messages, list) and len(messages) > 1 else None
     if not isinstance(messages, list) or not isinstance(last, dict):
-        raise InputError(f"{where} has fewer than two messages; {_SHAPES}.")
+        raise InputError(f"{where} has fewer than two messages; {_LINE_FORMAT}.")
     if last.get("role") not in ("assistant", "model"):
-        raise InputError(f"{where} ends with role {last.get('role')!r:.40}; {_SHAPES}.")
+        raise InputError(f"{where} ends with role {last.get('role')!r:.40}; {_LINE_FORMAT}.")
     return messages[:-1], last.get("content")
 
 

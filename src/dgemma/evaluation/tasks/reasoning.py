@@ -9,7 +9,7 @@ from typing import Any
 from dgemma.errors import InputError, suggestion
 from dgemma.events import Answer
 
-# Fixed, so that every run asks the same; training data made with another seed leaves it held out.
+# Fixed, so that every run has the same questions; training data with another seed excludes them.
 SEED = 260_704
 SIZE = 500
 
@@ -17,19 +17,20 @@ SIZE = 500
 class ReasoningTask:
     """One dataset of reasoning-gym, as in `ReasoningTask("chain_sum", max_terms=3)`.
 
-    The question is asked as it is. What stands between the last <answer> and </answer> is judged, or all
-    of the text where there is none. score: the dataset's verdict, from 0 to 1. solved: 1 where that is 1.
+    The question is the prompt, unchanged. The text between the last <answer> and </answer> is scored, or all
+    of the text if there is none. score: the dataset's score, from 0 to 1. solved: 1 if the score is 1.
     """
 
     def __init__(self, dataset: str, *, size: int = SIZE, seed: int = SEED, **settings: Any) -> None:
         gym, factory, self._utils = (
-            _imported(name) for name in ("reasoning_gym", "reasoning_gym.factory", "reasoning_gym.utils")
+            _import(name) for name in ("reasoning_gym", "reasoning_gym.factory", "reasoning_gym.utils")
         )
         known = sorted(factory.DATASETS)
         if dataset not in known:
             raise InputError(
                 f"reasoning-gym has no dataset {dataset!r}{suggestion(dataset, known)} It has: "
-                f"{', '.join(known)}."
+                f"{', '.join(known)}.",
+                field="dataset",
             )
         try:
             self._data = gym.create_dataset(dataset, size=size, seed=seed, **settings)
@@ -49,7 +50,7 @@ class ReasoningTask:
         return {"solved": float(score >= 1), "score": score}
 
 
-def _imported(name: str) -> Any:
+def _import(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:

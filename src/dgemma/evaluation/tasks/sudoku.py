@@ -11,8 +11,10 @@ from dgemma.sudoku.tokens import ANSWER_LEN, UNKNOWN, answered_cells, to_text
 
 
 class SudokuTask:
-    """exact: the solution, cell by cell. valid: a full grid that keeps the rules, whatever the clues were.
-    cells: the share of empty cells filled right. clues: the share of clues that were kept.
+    """The held-out puzzles and their scores.
+
+    exact: all cells equal the solution. valid: a full grid that satisfies the rules, regardless of the clues.
+    cells: the share of empty cells that are right. clues: the share of clues that are kept.
     """
 
     raw = True
@@ -36,11 +38,11 @@ class SudokuTask:
     def score(self, example: Puzzle, answer: Answer) -> dict[str, float]:
         cells = answered_cells(answer.text)
         triples = list(zip(example.clues.cells, example.solution.cells, cells, strict=True))
-        asked = [written == right for clue, right, written in triples if clue == EMPTY]
-        given = [written == right for clue, right, written in triples if clue != EMPTY]
+        hits = [written == right for clue, right, written in triples if clue == EMPTY]
+        kept = [written == right for clue, right, written in triples if clue != EMPTY]
         return {
             "exact": float(cells == example.solution.cells),
             "valid": float(UNKNOWN not in cells and Grid(cells).is_solved),
-            "cells": sum(asked) / max(1, len(asked)),
-            "clues": sum(given) / max(1, len(given)),
+            "cells": sum(hits) / max(1, len(hits)),
+            "clues": sum(kept) / max(1, len(kept)),
         }

@@ -1,1 +1,1 @@
-"""Fast products with weights in few bits. Each has a plain twin in `model.coded_weight`."""
+"""Fast products with quantized weights. Reference implementation: `dgemma.model.quantized_linear.product`."""

@@ -1,8 +1,8 @@
-"""Products of a bank of experts in four bits on CUDA, decoded inside a Triton kernel.
+"""Products with 4-bit expert weights (MoE) on CUDA, dequantized inside a Triton kernel.
 
 A block of the result is some rows of one expert by some of its outputs. Which expert a block belongs to is
-found in the kernel from `ends`, so nothing is read back from the device. A weight is decoded to the bit as
-`Codes.decode` does it, rounded to the dtype of `x`, and multiplied; sums are fp32.
+found in the kernel from `ends`, so nothing is read back from the device. A weight is dequantized to the same
+bits as by `QuantizedTensor.dequantize`, rounded to the dtype of `x`, and multiplied; sums are fp32.
 
 Never run on a GPU here: it ran in Triton's interpreter, and was compiled for sm_80, 89, 90, 100 and 120.
 """
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dgemma.model.codes import CodeKind, Codes
+from dgemma.model.quantized_tensor import QuantizedTensor, QuantKind
 
 if TYPE_CHECKING:
     import triton.language as tl  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
-_KINDS = (CodeKind.INT4, CodeKind.FLOAT4)
+_KINDS = (QuantKind.INT4, QuantKind.FLOAT4)
 _SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 
 
@@ -46,31 +46,34 @@ def available() -> bool:
     return True
 
 
-def serves(held: Codes) -> bool:
-    """Whether the kernel can multiply with these codes."""
-    if held.codes.device.type != "cuda" or held.kind not in _KINDS or held.scale.dtype not in _SCALES:
+def supports(weight: QuantizedTensor) -> bool:
+    """Whether the kernel supports this weight."""
+    if weight.qdata.device.type != "cuda" or weight.kind not in _KINDS or weight.scale.dtype not in _SCALES:
         return False
-    if len(held.shape) != 3 or held.shape[-1] % 32 or held.shape[-1] % held.scale.shape[-1]:
+    if len(weight.shape) != 3 or weight.shape[-1] % 32 or weight.shape[-1] % weight.scale.shape[-1]:
         return False
-    # Copying a bank that is not contiguous would cost more than the kernel saves.
-    return held.group_len % 16 == 0 and all(p.is_contiguous() for p in held.parts.values()) and available()
+    # A copy of weights that are not contiguous would cost more than the kernel saves.
+    return (
+        weight.group_len % 16 == 0 and all(p.is_contiguous() for p in weight.parts.values()) and available()
+    )
 
 
-def multiply_grouped(x: Tensor, ends: Tensor, held: Codes) -> Tensor:
+def multiply_grouped(x: Tensor, ends: Tensor, weight: QuantizedTensor) -> Tensor:
     """Each expert's product with its rows, without gradients: [n, in] -> [n, out] in the dtype of `x`.
 
     `x` is sorted by expert; expert e owns the rows before `ends[e]` (int32) that no earlier expert owns.
     """
-    is_float = held.kind is CodeKind.FLOAT4
-    parts = (held.codes, held.scale, held.zero, held.outer)
-    result: Tensor = _operation(x.contiguous(), ends, *parts, is_float, held.outer_divides)
+    is_float = weight.kind is QuantKind.FLOAT4
+    parts = (weight.qdata, weight.scale, weight.zero_point, weight.global_scale)
+    result: Tensor = _operation(x.contiguous(), ends, *parts, is_float, weight.global_scale_divides)
     return result
 
 
 def blocks_for(count: int, experts: int, dtype: torch.dtype) -> Blocks:
-    """Blocks for `count` rows: most experts should fit in one, as each block decodes its weights anew.
+    """Blocks for `count` rows: most experts should fit in one, as each block dequantizes its weights again.
 
-    None was timed. Compiled, these spill no registers; on sm_80, beyond 32 rows, warps decode alike weights.
+    These sizes are not timed. Compiled, they spill no registers. On sm_80, above 32 rows, several warps
+    dequantize the same weights.
     """
     rows = min(max(2 * count // experts, 16), 128)
     rows = 1 << (rows - 1).bit_length()
@@ -84,7 +87,7 @@ def blocks_for(count: int, experts: int, dtype: torch.dtype) -> Blocks:
 def constants(
     blocks: Blocks, shape: tuple[int, ...], group_len: int, is_float: bool, outer_divides: bool
 ) -> dict[str, int]:
-    """What the kernel is compiled for; `shape` is the bank's."""
+    """The compile-time constants of the kernel; `shape` is that of the expert weights."""
     experts, out, inner = shape
     return {
         "experts": experts,
@@ -122,10 +125,10 @@ def _launch(
         return result
     blocks = blocks_for(count, experts, x.dtype)
     fixed = constants(blocks, (experts, out, inner), inner // scale.shape[-1], is_float, outer_divides)
-    # No split of the rows fills more: each expert has its whole blocks and at most one that is not.
+    # An upper bound: each expert has full blocks and at most one partial block.
     row_blocks = count // blocks.rows + min(experts, count)
     grid = (row_blocks * -(-out // blocks.columns),)
-    # sm_80 has no e4m3, so the kernel reads its bits.
+    # sm_80 has no e4m3, so the kernel decodes its bits.
     plain_scale = scale.view(torch.uint8) if scale.dtype == torch.float8_e4m3fn else scale
     with torch.cuda.device_of(x):
         kernel()[grid](
@@ -139,7 +142,7 @@ def _shape_only(x: Tensor, ends: Tensor, codes: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape[0], codes.shape[1])
 
 
-# An operation of torch's own: a compiled graph keeps it whole, and a fake tensor knows its shape.
+# A custom torch operator: a compiled graph does not trace into it, and fake tensors have a shape function.
 _operation = torch.library.custom_op(
     "dgemma::multiply_four_bit_experts",
     _launch,
@@ -153,7 +156,7 @@ _operation.register_fake(_shape_only)
 @cache
 def kernel() -> Any:
     """The kernel, which Triton compiles when it is first launched."""
-    global tl  # where the kernel's code looks for it
+    global tl  # the kernel refers to this name
     triton = importlib.import_module("triton")
     tl = triton.language
     return triton.jit(_multiply)
@@ -165,7 +168,7 @@ def _multiply(  # type: ignore[no-untyped-def]
     group_len: tl.constexpr, unit: tl.constexpr, is_float: tl.constexpr, outer_divides: tl.constexpr,
     rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
-    # An expert's blocks stand together, experts in their order. `lanes` is `experts`, up to a power of two.
+    # Blocks are ordered by expert. `lanes` is `experts`, rounded up to a power of two.
     column_blocks: tl.constexpr = (out + columns - 1) // columns
     place = tl.program_id(0) // column_blocks
     every = tl.arange(0, lanes)
@@ -190,7 +193,7 @@ def _multiply(  # type: ignore[no-untyped-def]
     if outer_at is not None:
         outer = tl.load(outer_at + matrix_row, mask=is_column, other=1.0)[:, None]
 
-    # Weights stand on the left: a tensor core takes its left side from registers, where they are decoded.
+    # Weights are the left operand: a tensor core reads it from registers, where they are dequantized.
     total = tl.zeros((columns, rows), tl.float32)
     for start in range(0, inner, depth):
         across = start + tl.arange(0, depth)
@@ -212,7 +215,7 @@ def _multiply(  # type: ignore[no-untyped-def]
         is_group = is_column[:, None] & (group < groups)[None, :]
         scale = tl.load(scale_at + group_at, mask=is_group, other=0)
         if scale.dtype == tl.uint8:
-            # The bits of e4m3 are those of an fp32 that is 2^120 too small, subnormals too. NaN alone is not.
+            # The bits of an e4m3 give an fp32 that is 2^120 times too small. NaN is an exception.
             bits = scale.to(tl.uint32)
             wide = ((bits << 24) & 0x80000000) | ((bits << 20) & 0x07F00000)
             factor = wide.to(tl.float32, bitcast=True) * 2.0**120
@@ -224,11 +227,11 @@ def _multiply(  # type: ignore[no-untyped-def]
 
         bits = code.to(tl.uint32)
         if is_float:
-            # And those of e2m1 are of one that is 2^126 too small.
+            # The bits of an e2m1 give an fp32 that is 2^126 times too small.
             wide = ((bits << 28) & 0x80000000) | ((bits << 22) & 0x01C00000)
             number = wide.to(tl.float32, bitcast=True) * 2.0**126
         else:
-            # These are the last bits of 2^23 + code, which saves a conversion: GPUs do few of those at once.
+            # The bits become the last ones of 2^23 + code, which saves a conversion; GPUs convert slowly.
             number = (bits | 0x4B000000).to(tl.float32, bitcast=True)
             if zero_at is None:
                 number -= 2.0**23 + 8

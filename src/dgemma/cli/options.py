@@ -1,0 +1,255 @@
+"""Options that several commands share: generation, response format, positional MODEL, and loading a model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dgemma.cli.views.progress import byte_progress, print_line
+from dgemma.errors import InputError
+from dgemma.params import PRESETS, GenerationParams
+from dgemma.structured_output.response_format import (
+    MAX_FORMAT_CHARS,
+    JsonFormat,
+    RegexFormat,
+    response_format_of,
+    schema_text,
+)
+
+if TYPE_CHECKING:
+    from dgemma import LanguageModel
+
+
+def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, help="the same seed gives the same text (default: drawn)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to write (default: 1024)")
+    parser.add_argument("--preset", choices=PRESETS, help="a trade of speed for care")
+    parser.add_argument(
+        "--max-denoising-steps", type=int, metavar="N", help="most steps per canvas (default: 48)"
+    )
+    parser.add_argument("--temperature", type=float, metavar="T", help="0: argmax (default: 1)")
+    parser.add_argument(
+        "--deadline",
+        type=float,
+        metavar="SECONDS",
+        help="return the text written so far after this many seconds",
+    )
+    parser.add_argument(
+        "--decode", choices=("diffuse", "causal", "auto"), help="whole canvases, or left to right"
+    )
+    parser.add_argument(
+        "--acceptance",
+        choices=("entropy_bound", "confidence", "fixed"),
+        help="which sampled tokens of a step are accepted (default: entropy_bound)",
+    )
+    parser.add_argument("--stop", action="append", metavar="STRING", help="ends the answer; may be repeated")
+    parser.add_argument("--system", metavar="TEXT", help="the system text of the chat template")
+    parser.add_argument("--thinking", action="store_true", help="let the model think before it answers")
+    parser.add_argument("--stats", action="store_true", help="tokens, seconds and steps, to stderr")
+    parser.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="(default: auto)"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+    parser.add_argument("--adapter", metavar="DIR", help="a LoRA adapter of this model (default: none)")
+    parser.add_argument("--exact", action="store_true", help="the same bits in any batch (slower)")
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the vocabulary scan (loading takes seconds more)"
+    )
+
+
+def generation_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that were given, checked here: before a large model is loaded."""
+    options = {
+        "seed": args.seed,
+        "max_tokens": args.max_tokens,
+        "max_denoising_steps": args.max_denoising_steps,
+        "temperature": args.temperature,
+        "deadline_s": args.deadline,
+        "decode": args.decode,
+        "acceptance": args.acceptance,
+        "stop": args.stop,
+        "preset": args.preset,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    if args.stop is not None:
+        options["stop"] = [check_text(text) for text in args.stop]
+    if args.system is not None:
+        args.system = check_text(args.system)
+    GenerationParams.make(**options)
+    return options
+
+
+def check_text(text: str) -> str:
+    """Text that can be tokenized. Python carries undecodable bytes as lone surrogates: they are decoded as
+    UTF-8 (a terminal without a locale), or refused."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        good = next(at for at, char in enumerate(text) if "\ud800" <= char <= "\udfff")
+        raise InputError(
+            f"the text holds bytes that are not UTF-8, after {text[:good][-20:]!r}; "
+            "convert it first, for example with iconv."
+        ) from None
+
+
+def keep_undecodable_input() -> None:
+    """Let bad bytes of stdin reach `check_text`, whose error names the place."""
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="surrogateescape")
+
+
+def load_model(args: argparse.Namespace) -> LanguageModel:
+    return load_with_progress(
+        args.model,
+        dtype=args.dtype,
+        device=args.device,
+        exact=args.exact,
+        compile=args.compile,
+        adapter=args.adapter,
+    )
+
+
+def load_with_progress(
+    model: str, *, log: Callable[[str], None] = print_line, **options: Any
+) -> LanguageModel:
+    """`dgemma.load`; without a terminal, `log` receives a line every few seconds."""
+    import dgemma
+
+    with ExitStack() as stack:
+        advance: Callable[[int], None] | None = None
+        seen = 0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal advance, seen
+            if advance is None:
+                advance = stack.enter_context(byte_progress("loading", total, log))
+            advance(done - seen)
+            seen = done
+
+        return dgemma.load(model, **options, progress=progress)
+
+
+def add_response_format_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("response format").add_mutually_exclusive_group()
+    group.add_argument("--regex", metavar="PATTERN", help="all of it matches this regular expression")
+    group.add_argument("--choice", action="append", metavar="TEXT", help="one of these; repeat the option")
+    group.add_argument(
+        "--json-schema", metavar="SCHEMA", help="JSON of this schema: a file, -: stdin, or {...} itself"
+    )
+    group.add_argument("--json-object", action="store_true", help="a JSON object")
+
+
+def response_format_options(args: argparse.Namespace, *, reads_stdin: bool) -> dict[str, Any]:
+    """What was given, as the Python API takes it; checked before a large model is loaded.
+
+    reads_stdin: it is taken, so no schema can come from there.
+    """
+    options: dict[str, Any] = {}
+    if args.regex is not None:
+        options["regex"] = check_text(args.regex)
+    if args.choice is not None:
+        options["choice"] = [check_text(text) for text in args.choice]
+    if args.json_schema is not None:
+        options["json_schema"] = _schema(args.json_schema, reads_stdin=reads_stdin)
+    if args.json_object:
+        options["json_object"] = True
+    _check(options)
+    return options
+
+
+def _schema(given: str, *, reads_stdin: bool) -> str:
+    if given.lstrip()[:1] == "{" or given.strip() in ("true", "false"):
+        return schema_text(check_text(given), "--json-schema")
+    if given == "-":
+        if reads_stdin:
+            raise InputError("--json-schema is -, but stdin is read for something else; give a file.")
+        keep_undecodable_input()
+        return schema_text(check_text(sys.stdin.read(MAX_FORMAT_CHARS + 1)), "--json-schema")
+    try:
+        with open(given, encoding="utf-8-sig", errors="surrogateescape") as file:
+            text = file.read(MAX_FORMAT_CHARS + 1)
+    except (OSError, ValueError) as error:  # a name may hold what no name can
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(
+            f"--json-schema: {given[:200]} cannot be read: {why}. Give a file or JSON."
+        ) from None
+    return schema_text(check_text(text), f"--json-schema {given[:200]}")
+
+
+def _check(options: dict[str, Any]) -> None:
+    response_format = response_format_of(options)
+    try:
+        if isinstance(response_format, RegexFormat):
+            from dgemma.structured_output.regex import parse
+
+            parse(response_format.pattern)
+        elif isinstance(response_format, JsonFormat) and response_format.schema is not None:
+            from dgemma.structured_output.json_schema.grammar import schema_grammar
+            from dgemma.structured_output.json_schema.syntax import JsonSyntax
+
+            schema_grammar(json.loads(response_format.schema), JsonSyntax())
+    except InputError as error:
+        flag = "--regex" if isinstance(response_format, RegexFormat) else "--json-schema"
+        raise InputError(f"{flag}: {error}") from None
+
+
+MODEL = "bundled:text"
+
+
+def add_positionals(
+    parser: argparse.ArgumentParser, usages: Sequence[str], positionals: Sequence[tuple[str, str]]
+) -> None:
+    """Positional arguments (metavar, help), of which the first ones may be left out.
+
+    argparse loses an optional positional (`nargs="?"`) when options stand between it and the others. So each
+    is added as required, and `required` is then switched off.
+    """
+    parser.usage = "\n       ".join(f"%(prog)s {usage} [options]" for usage in usages)
+    for number, (metavar, text) in enumerate(positionals):
+        parser.add_argument(f"positional{number}", metavar=metavar, help=text).required = False
+
+
+def given_positionals(args: argparse.Namespace) -> list[str]:
+    values = [getattr(args, name) for name in sorted(vars(args)) if name.startswith("positional")]
+    return [value for value in values if value is not None]
+
+
+def looks_like_a_model(text: str) -> bool:
+    """Whether a positional names a model: used to find out which one is missing."""
+    try:
+        return text.startswith("bundled:") or (Path(text) / "config.json").is_file()
+    except (OSError, ValueError):  # not a valid file name
+        return False
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, *, seed: int | None = None) -> None:
+    usual = "drawn" if seed is None else str(seed)
+    parser.add_argument(
+        "--seed", type=int, default=seed, help=f"the same seed gives the same result (default: {usual})"
+    )
+    parser.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="(default: auto)"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+    parser.add_argument("--adapter", metavar="DIR", help="a LoRA adapter of the model (default: none)")
+    parser.add_argument("--exact", action="store_true", help="the same bits in any batch (slower)")
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the vocabulary scan (loading takes seconds more)"
+    )
+
+
+def check_disk(out: Path, needed: int, remedy: str = "Choose a smaller preset, or --config-only.") -> None:
+    place = out.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise InputError(
+            f"the checkpoint needs {needed / 1e9:.1f} GB, {place} has {free / 1e9:.1f} GB free. {remedy}"
+        )

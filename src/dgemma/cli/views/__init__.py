@@ -1,0 +1,1 @@
+"""What the commands show: terminal views, progress bars and tables."""

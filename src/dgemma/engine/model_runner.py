@@ -1,0 +1,469 @@
+"""Runs what the scheduler decided: one forward for the whole batch, then the sampling step of its rows.
+
+`forward` is one pass over the weights for prompt chunks and canvases; `sample_canvases` and `sample_tokens`
+turn hidden states into sampled tokens by a vocabulary scan over rows with the same options. There is no
+logits processor: logits are never held as a whole, so bias, truncation and constraints are part of the scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dgemma.engine.request import PinnedTokens, TokenIds
+from dgemma.engine.sequence import SampleOutput, SequenceState
+from dgemma.events import LogProbs
+from dgemma.model.kv_cache import NewKeysValues, PastKeysValues, join_rows
+from dgemma.model.transformer import DenoiseInput, EncodeInput, Transformer
+from dgemma.params import GenerationParams
+from dgemma.sampling.constrained import CanvasConstraint, scan_constrained
+from dgemma.sampling.pinned import (
+    AllowedTokens,
+    CanvasPins,
+    apply_allowed_tokens,
+    apply_pins,
+    watched_log_probs,
+)
+from dgemma.sampling.rng import NoiseKey, NoiseStream, noise_key, random_tokens
+from dgemma.sampling.sampler import CanvasState, Sampler, step
+from dgemma.sampling.top_k import NUCLEUS, TopK, truncation_floor
+from dgemma.sampling.vocab_scan import (
+    ScanOptions,
+    VocabHead,
+    VocabScan,
+    scale,
+    scaled_logits,
+    scan_dense,
+    scan_vocab,
+)
+
+# Shapes: rows = sequences of a batch, canvas = positions of a canvas.
+
+
+@dataclass(frozen=True)
+class PromptChunk:
+    """Tokens that join a row's context."""
+
+    tokens: Sequence[int]
+    past: PastKeysValues
+    # The past of the canvas that follows and is denoised in the same forward; it has a gap for `tokens`.
+    canvas: PastKeysValues | None = None
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The result of a chunk: row `row` of `fresh`, after `skip` tokens of padding."""
+
+    hidden: Tensor  # [tokens, hidden]
+    fresh: NewKeysValues
+    row: int
+    skip: int
+
+
+@dataclass(frozen=True)
+class Canvases:
+    """The canvases of one denoising forward."""
+
+    tokens: Tensor  # [rows, canvas]
+    soft: Tensor  # [rows, canvas, hidden]
+    pasts: Sequence[PastKeysValues]
+
+
+@torch.inference_mode()
+def forward(
+    model: Transformer, chunks: Sequence[PromptChunk], canvases: Canvases | None
+) -> tuple[list[Encoded], Tensor | None]:
+    """-> the result of each chunk, and the hidden states of the canvases [rows, canvas, hidden]."""
+    device = model.norm.weight.device
+    encode_block = model.execution.encode_block if model.execution.exact else 1
+    skips = [chunk.past.length % encode_block for chunk in chunks]
+    widths = [
+        -(-(s + len(p.tokens)) // encode_block) * encode_block for s, p in zip(skips, chunks, strict=True)
+    ]
+    # Chunks of one width share a batch without padding.
+    groups = [[i for i, w in enumerate(widths) if w == width] for width in dict.fromkeys(widths)]
+    parts: list[EncodeInput | DenoiseInput] = []
+    for group in groups:
+        rows = [chunks[i] for i in group]
+        lead, counts = tuple(skips[i] for i in group), tuple(len(row.tokens) for row in rows)
+        tokens = torch.zeros(len(group), widths[group[0]], dtype=torch.int64)
+        for number, (row, skip, count) in enumerate(zip(rows, lead, counts, strict=True)):
+            tokens[number, skip : skip + count] = torch.tensor(row.tokens)
+        context = join_rows([row.past for row in rows], device, [row.canvas for row in rows])
+        parts.append(EncodeInput(tokens.to(device), context, lead, counts))
+    if canvases is not None:
+        parts.append(DenoiseInput(canvases.tokens, join_rows(canvases.pasts, device), canvases.soft))
+    results = model.forward(parts) if parts else []
+    encoded: dict[int, Encoded] = {}
+    for group, (hidden, fresh) in zip(groups, results, strict=False):
+        for number, i in enumerate(group):
+            end = skips[i] + len(chunks[i].tokens)
+            encoded[i] = Encoded(hidden[number, skips[i] : end], fresh, number, skips[i])
+    in_order = [encoded[i] for i in range(len(chunks))]
+    return in_order, None if canvases is None else results[-1][0]
+
+
+def scan_rows(
+    model: Transformer,
+    hidden: Tensor,
+    temperature: Tensor,
+    key: NoiseKey | None,
+    params: GenerationParams,
+    bias: Tensor | None = None,
+) -> VocabScan:
+    """Scan the vocabulary for `hidden` [rows, canvas, hidden] at a temperature per row.
+
+    `bias` [rows, vocabulary] is added to the logits. In exact mode each row is scanned alone, so that its
+    bits do not depend on the batch.
+    """
+    read = _read if hidden.shape[1] > 1 else _read_token
+    if bias is not None:
+        bias = scale(bias[:, None], temperature)[:, 0]
+    if not model.execution.exact:
+        return read(model, hidden, temperature, key, params, bias)
+    scans = []
+    for row in range(hidden.shape[0]):
+        only = slice(row, row + 1)
+        own_key = None if key is None else key.row(row)
+        own = None if bias is None else bias[only]
+        scans.append(read(model, hidden[only], temperature[only], own_key, params, own))
+    return _stack_rows(scans)
+
+
+def sample_step(
+    model: Transformer,
+    state: CanvasState,
+    hidden: Tensor,
+    key: NoiseKey,
+    sampler: Sampler,
+    params: GenerationParams,
+    bias: Tensor | None = None,
+    pins: Sequence[CanvasPins | None] | None = None,
+    constraints: Sequence[CanvasConstraint] | None = None,
+) -> tuple[CanvasState, VocabScan]:
+    """From a forward's hidden states to the next canvases: scan the vocabulary, accept and renoise.
+
+    `pins`: the pinned positions of each canvas. `constraints`: the constraint of each canvas, if the rows
+    are constrained. Without constraints, reads nothing back from the device.
+    """
+    # int32, as the reference counts: the temperature's last bit depends on it.
+    left = (sampler.num_steps - state.steps).to(torch.int32)
+    temperature = sampler.schedule(left, sampler.num_steps)
+    draws = key if params.temperature > 0 else None
+    if constraints is None:
+        scan = scan_rows(model, hidden, temperature, draws, params, bias)
+    else:
+        scan = scan_constrained_rows(model, hidden, temperature, draws, params, bias, pins, constraints)
+    free = None
+    if pins is not None and any(pins):
+        free = torch.stack(
+            [torch.ones_like(state.canvas[0], dtype=torch.bool) if p is None else p.free for p in pins]
+        )
+        scan = apply_pins(scan, state.canvas, free, model.embed(state.canvas))
+        for row, row_pins in enumerate(pins):
+            if row_pins is not None and row_pins.allowed is not None and constraints is None:
+                only = slice(row, row + 1)
+                own = None if bias is None else scale(bias[only, None], temperature[only])[:, 0]
+                scan = apply_allowed_tokens(
+                    scan, row, hidden[row], model.head, temperature[only], draws, row_pins.allowed, own
+                )
+    noise = random_tokens(key, NoiseStream.RENOISE, state.canvas.shape[1], model.config.vocab_size)
+    return step(state, scan, noise, sampler, free), scan
+
+
+def canvas_pins(
+    pinned: PinnedTokens | None, canvas: int, canvas_len: int, device: torch.device
+) -> CanvasPins | None:
+    """The pinned positions of the canvas with index `canvas`; None: the answer has none."""
+    here = range(canvas * canvas_len, (canvas + 1) * canvas_len)
+
+    def allowed_tokens(positions: Mapping[int, TokenIds]) -> AllowedTokens | None:
+        inside = sorted(position for position in positions if position in here)
+        if not inside:
+            return None
+        tokens = tuple(torch.tensor(positions[position], device=device) for position in inside)
+        return AllowedTokens(torch.tensor([p - here.start for p in inside], device=device), tokens)
+
+    if pinned is None:
+        return None
+    tokens = torch.zeros(canvas_len, dtype=torch.int64)
+    begins = torch.zeros(canvas_len, dtype=torch.bool)
+    free = torch.ones(canvas_len, dtype=torch.bool)
+    for position in here:
+        token = pinned.fixed.get(position, pinned.begin.get(position))
+        if token is not None:
+            tokens[position - here.start], begins[position - here.start] = token, True
+        free[position - here.start] = position not in pinned.fixed
+    return CanvasPins(
+        tokens.to(device),
+        begins.to(device),
+        free.to(device),
+        allowed_tokens(pinned.among),
+        allowed_tokens(pinned.watch),
+    )
+
+
+def log_probs(scan: VocabScan) -> TopK | None:
+    """The top-k tokens with their log-probabilities, if the scan kept them."""
+    if scan.top_k is None:
+        return None
+    return TopK(scan.top_k.tokens, scan.top_k.logits - scan.log_mass[..., None])
+
+
+@torch.inference_mode()
+def compile_ahead(model: Transformer) -> None:
+    """Compile the fused vocabulary scan of one canvas now, not in the first step of a request."""
+    config, device = model.config, model.norm.weight.device
+    shape = (1, config.canvas_len, config.hidden_size)
+    hidden = torch.zeros(shape, dtype=model.embedding.dtype, device=device)
+    key = noise_key([0], [0], [0], device)
+    scan_rows(model, hidden, torch.ones(1, device=device), key, GenerationParams())
+
+
+def scan_constrained_rows(
+    model: Transformer,
+    hidden: Tensor,
+    temperature: Tensor,
+    key: NoiseKey | None,
+    params: GenerationParams,
+    bias: Tensor | None,
+    pins: Sequence[CanvasPins | None] | None,
+    constraints: Sequence[CanvasConstraint],
+) -> VocabScan:
+    """`scan_rows` for constrained canvases, each row alone."""
+    if bias is not None:
+        bias = scale(bias[:, None], temperature)[:, 0]
+    scans = []
+    for row, own in enumerate(constraints):
+        only = slice(row, row + 1)
+        own_bias = None if bias is None else bias[only]
+        floor = _floor(model.head, hidden[only], temperature[only], params, own_bias)
+        scans.append(
+            scan_constrained(
+                hidden[only],
+                model.head,
+                temperature[only],
+                None if key is None else key.row(row),
+                own,
+                pins=None if pins is None else pins[row],
+                bias=own_bias,
+                floor=floor,
+                num_top_k=params.logprobs or 0,
+            )
+        )
+    return _stack_rows(scans)
+
+
+def _read(
+    model: Transformer,
+    hidden: Tensor,
+    temperature: Tensor,
+    key: NoiseKey | None,
+    params: GenerationParams,
+    bias: Tensor | None,
+) -> VocabScan:
+    head = model.head
+    compiled = model.execution.fused_vocabulary
+    options = ScanOptions(bias=bias, num_top_k=params.logprobs or 0, compiled=compiled)
+    floor = _floor(head, hidden, temperature, params, bias)
+    return scan_vocab(hidden, head, temperature, key, replace(options, floor=floor))
+
+
+def _floor(
+    head: VocabHead, hidden: Tensor, temperature: Tensor, params: GenerationParams, bias: Tensor | None
+) -> Tensor | None:
+    """The logit below which top-k and top-p drop tokens [rows, canvas]: one more scan of the vocabulary."""
+    if params.top_k is None and params.top_p is None:
+        return None
+    count = NUCLEUS if params.top_p is not None else params.top_k
+    first_options = ScanOptions(bias=bias, num_top_k=count or 0, with_soft=False)
+    first = scan_vocab(hidden, head, temperature, None, first_options)
+    assert first.top_k is not None
+    return truncation_floor(first.top_k, first.log_mass, params.top_k, params.top_p)
+
+
+def _read_token(
+    model: Transformer,
+    hidden: Tensor,
+    temperature: Tensor,
+    key: NoiseKey | None,
+    params: GenerationParams,
+    bias: Tensor | None,
+) -> VocabScan:
+    """One position per row [rows, 1, hidden], in causal mode: dense logits are small enough."""
+    head = model.head
+    scaled = scaled_logits(head.products(hidden), head.logit_cap, temperature)
+    if bias is not None:
+        scaled = scaled + bias[:, None]
+    if params.top_k is not None or params.top_p is not None:
+        top = scaled.topk(min(NUCLEUS, scaled.shape[-1]))
+        top_k = TopK(top.indices, top.values)
+        floor = truncation_floor(top_k, scaled.logsumexp(-1), params.top_k, params.top_p)
+        scaled = torch.where(scaled < floor[..., None], float("-inf"), scaled)
+    scan = scan_dense(scaled, key)
+    if params.logprobs:
+        top = scaled.topk(params.logprobs)
+        scan = replace(scan, top_k=TopK(top.indices, top.values))
+    return scan
+
+
+def _stack_rows(scans: Sequence[VocabScan]) -> VocabScan:
+    if len(scans) == 1:
+        return scans[0]
+    joined: dict[str, Any] = {}
+    for field in fields(VocabScan):
+        values = [getattr(scan, field.name) for scan in scans]
+        if isinstance(values[0], TopK):
+            joined[field.name] = TopK(*(torch.cat(part) for part in zip(*values, strict=True)))
+        else:
+            joined[field.name] = None if values[0] is None else torch.cat(values)
+    return VocabScan(**joined)
+
+
+# The step index of a causal sample in its random counter: no canvas takes so many steps.
+CAUSAL_STEP = (1 << 32) - 1
+
+# Positions whose logits are held at once when a text is scored.
+_SCORE_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A canvas after a step, to be written to its slot."""
+
+    state: CanvasState  # of one row
+    soft: Tensor | None  # [1, canvas, hidden]
+
+
+def sample_canvases(
+    model: Transformer, state: CanvasState, sequences: Sequence[SequenceState], hidden: Tensor
+) -> list[tuple[SampleOutput, Stepped]]:
+    """One sampling step of the canvases in `state`, from `hidden` [rows, canvas, hidden].
+
+    Changes no state. The caller writes the stepped canvases once nothing of the step can fail any more: a
+    batch that fails is repeated row by row from the state before it.
+    """
+    key = _noise_key(sequences, [sequence.steps for sequence in sequences], hidden.device)
+    first = sequences[0]
+    state, scan = sample_step(
+        model,
+        state,
+        hidden,
+        key,
+        first.sampler,
+        first.request.params,
+        _bias(model, sequences, hidden.device),
+        [sequence.pins for sequence in sequences],
+        None
+        if first.constraint_state is None
+        else [sequence.canvas_constraint for sequence in sequences if sequence.canvas_constraint is not None],
+    )
+    # The only host sync of a step.
+    settled = state.settled.tolist()
+    top_k = _rows(log_probs(scan), len(sequences))
+    watched = [
+        _watched(model, sequence.pins, hidden[row]) if settled[row] else ()
+        for row, sequence in enumerate(sequences)
+    ]
+    samples = map(SampleOutput, state.argmax, scan.entropy, top_k, settled, watched)
+    rows = [slice(row, row + 1) for row in range(len(sequences))]
+    soft = scan.soft
+    stepped = [Stepped(_part(state, row), None if soft is None else soft[row]) for row in rows]
+    return list(zip(samples, stepped, strict=True))
+
+
+def sample_tokens(
+    model: Transformer, sequences: Sequence[SequenceState], hidden: Tensor
+) -> list[SampleOutput]:
+    """The next token of causal sequences, from `hidden` [rows, 1, hidden]."""
+    params = sequences[0].request.params
+    heat = torch.tensor(
+        [sequence.request.params.temperature or 1.0 for sequence in sequences], device=hidden.device
+    )
+    key = (
+        _noise_key(sequences, [CAUSAL_STEP] * len(sequences), hidden.device)
+        if params.temperature > 0
+        else None
+    )
+    bias = _only_allowed(model, sequences, _bias(model, sequences, hidden.device), hidden.device)
+    scan = scan_rows(model, hidden, heat, key, params, bias)
+    top_k = _rows(log_probs(scan), len(sequences))
+    return [SampleOutput(*row, settled=True) for row in zip(scan.sampled, scan.entropy, top_k, strict=True)]
+
+
+def score_tokens(model: Transformer, hidden: Tensor, followers: Sequence[int], begin: int) -> list[float]:
+    """Log-probability of `followers`, the token after each of `hidden` [tokens, hidden], the first at
+    `begin`.
+
+    In blocks at fixed positions, so that the bits do not depend on where a chunk begins.
+    """
+    found: list[float] = []
+    while len(found) < len(followers):
+        at = begin + len(found)
+        count = min(_SCORE_BLOCK - at % _SCORE_BLOCK, len(followers) - len(found))
+        rows = slice(at % _SCORE_BLOCK, at % _SCORE_BLOCK + count)
+        padded = hidden.new_zeros(1, _SCORE_BLOCK, hidden.shape[1])
+        padded[0, rows] = hidden[len(found) : len(found) + count]
+        logits = model.head.logits(padded)[0, rows]
+        target = torch.tensor(followers[len(found) : len(found) + count], device=hidden.device)
+        found += (logits.gather(-1, target[:, None])[:, 0] - logits.logsumexp(-1)).tolist()
+    return found
+
+
+def _watched(model: Transformer, pins: CanvasPins | None, hidden: Tensor) -> tuple[tuple[int, LogProbs], ...]:
+    if pins is None or pins.watched is None:
+        return ()
+    found = watched_log_probs(hidden, model.head, pins.watched, pins.allowed)
+    positions, tokens = pins.watched.positions.tolist(), pins.watched.tokens
+    return tuple(
+        (position, tuple(zip(own.tolist(), values.tolist(), strict=True)))
+        for position, own, values in zip(positions, tokens, found, strict=True)
+    )
+
+
+def _noise_key(sequences: Sequence[SequenceState], steps: Sequence[int], device: torch.device) -> NoiseKey:
+    outputs = [sequence.output for sequence in sequences]
+    return noise_key(
+        [output.seed for output in outputs], [output.canvas for output in outputs], steps, device
+    )
+
+
+def _part(state: CanvasState, rows: slice) -> CanvasState:
+    return CanvasState(**{part.name: getattr(state, part.name)[rows] for part in fields(CanvasState)})
+
+
+def _rows(top_k: TopK | None, count: int) -> list[TopK | None]:
+    if top_k is None:
+        return [None] * count
+    return [TopK(top_k.tokens[row], top_k.logits[row]) for row in range(count)]
+
+
+def _bias(model: Transformer, sequences: Sequence[SequenceState], device: torch.device) -> Tensor | None:
+    """The logit bias of each row [rows, vocabulary]; rows with and without one are not batched together."""
+    if not sequences[0].request.logit_bias:
+        return None
+    bias = torch.zeros(len(sequences), model.config.vocab_size, device=device)
+    for row, sequence in enumerate(sequences):
+        tokens, values = zip(*sequence.request.logit_bias, strict=True)
+        bias[row, list(tokens)] = torch.tensor(values, device=device)
+    return bias
+
+
+def _only_allowed(
+    model: Transformer, sequences: Sequence[SequenceState], bias: Tensor | None, device: torch.device
+) -> Tensor | None:
+    """`bias` with -inf for every token that the constraint does not allow next."""
+    if sequences[0].constraint_state is None:
+        return bias
+    bias = torch.zeros(len(sequences), model.config.vocab_size, device=device) if bias is None else bias
+    for row, sequence in enumerate(sequences):
+        assert sequence.constraint_state is not None
+        allowed = torch.from_numpy(sequence.constraint_state.allowed_tokens(len(sequence.output.tokens))).to(
+            device
+        )
+        bias[row].masked_fill_(~allowed, float("-inf"))
+    return bias

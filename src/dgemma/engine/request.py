@@ -1,0 +1,307 @@
+"""A request to the engine: what is to be written, what is pinned of it, and its validation.
+
+A request is validated once, when it is submitted. The result is a `ValidatedRequest`, which carries the
+resolved limits through the engine. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dgemma.errors import InputError, suggestion
+from dgemma.model.config import ModelConfig
+from dgemma.params import GenerationParams
+from dgemma.structured_output.constraint import Constraint
+
+if TYPE_CHECKING:
+    from dgemma.sampling.sampler import Sampler
+
+TokenIds = tuple[int, ...]
+Ids = TokenIds
+
+DEFAULT_MAX_TOKENS = 1024
+MAX_SET_TOKENS = 1 << 22  # in all sets of a request together
+# Each bias is read in every vocabulary scan, so their number is limited.
+MAX_LOGIT_BIASES = 1024
+MAX_LOGIT_BIAS = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PinnedTokens:
+    """The pinned tokens of an answer, by position from its first token on, through all its canvases."""
+
+    fixed: Mapping[int, int] = field(default_factory=dict)
+    """The token at this position."""
+    among: Mapping[int, TokenIds] = field(default_factory=dict)
+    """The allowed tokens at this position: the model samples among them."""
+    begin: Mapping[int, int] = field(default_factory=dict)
+    """The initial token of the canvas at this position, in place of noise. The model may change it."""
+    watch: Mapping[int, TokenIds] = field(default_factory=dict)
+    """Tokens whose log-probabilities at this position are reported when the canvas settles."""
+
+    def __bool__(self) -> bool:
+        return bool(self.fixed or self.among or self.begin or self.watch)
+
+    @property
+    def choices(self) -> dict[int, TokenIds]:
+        """The allowed tokens of each fixed or limited position."""
+        return {**self.among, **{position: (token,) for position, token in self.fixed.items()}}
+
+    @classmethod
+    def from_pins(cls, pins: Mapping[int, int | Sequence[int]] | None) -> PinnedTokens | None:
+        """A token fixes a position; several limit it to these."""
+        if not pins:
+            return None
+        if not isinstance(pins, Mapping):
+            raise InputError(
+                f"pins is a {type(pins).__name__}; give a mapping from position to token or tokens."
+            )
+        fixed: dict[int, int] = {}
+        among: dict[int, TokenIds] = {}
+        for position, pin in pins.items():
+            if isinstance(pin, int) and not isinstance(pin, bool):
+                fixed[position] = pin
+            elif isinstance(pin, Iterable) and not isinstance(pin, str | bytes):
+                tokens = tuple(pin)
+                # What is no token is refused by `check`, with the others.
+                among[position] = tuple(sorted(set(tokens))) if all(map(_is_token, tokens)) else tokens
+            else:
+                raise InputError(f"the pin of position {position} is {pin!r}; give a token or several.")
+        return cls(fixed=fixed, among=among)
+
+    def check(self, vocab_size: int, max_tokens: int) -> None:
+        """Raise if a position or a token is out of range."""
+        sets: tuple[tuple[str, Mapping[int, TokenIds]], ...] = (
+            ("fixed", {p: (t,) for p, t in self.fixed.items()}),
+            ("among", self.among),
+            ("begin", {p: (t,) for p, t in self.begin.items()}),
+            ("watch", self.watch),
+        )
+        if sum(len(tokens) for tokens in (*self.among.values(), *self.watch.values())) > MAX_SET_TOKENS:
+            raise InputError(f"the sets of all positions hold more than {MAX_SET_TOKENS} tokens; give fewer.")
+        for kind, positions in sets:
+            for position, tokens in positions.items():
+                if not _is_token(position) or not 0 <= position < max_tokens:
+                    raise InputError(
+                        f"position {position!r} is pinned; the answer has positions 0 to {max_tokens - 1}. "
+                        "Raise max_tokens or move the pin."
+                    )
+                if not tokens:
+                    raise InputError(
+                        f"position {position} has an empty set of tokens; nothing could stand there."
+                    )
+                if wrong := _wrong_token(tokens, vocab_size):
+                    raise InputError(f"position {position} {wrong}", field="pins")
+                if kind == "among" and position in self.fixed:
+                    raise InputError(
+                        f"position {position} is both fixed and limited to a set; give one of them."
+                    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRequest:
+    """One answer to be written."""
+
+    prompt: tuple[int, ...]  # token ids
+    seed: int  # in place of params.seed, which is None
+    params: GenerationParams  # deadline_s counts from submit, waiting included
+    id: str = ""  # for logs
+    row: int = 0  # copied to its events
+    adapter: str | None = None  # by served name; None: the base
+    drafts: bool = False  # also yield Draft events
+    priority: int = 0  # higher first; equal ones in order of arrival
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, number added to its logit; ids ascending
+    sampler: Sampler | None = None  # in place of the one from `params`
+    pinned: PinnedTokens | None = None  # pinned and watched positions
+    constraint: Constraint | None = None  # the response format of its text
+    score_from: int | None = None  # only score the prompt's tokens from here on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidatedRequest:
+    """A request that the model can take, with its limits resolved."""
+
+    request: EngineRequest
+    decode: str  # "diffuse", "causal" or "score"
+    max_tokens: int  # that it may write
+    max_len: int  # tokens that its context may hold
+
+
+def validate_request(
+    request: EngineRequest,
+    config: ModelConfig,
+    *,
+    adapters: Collection[str | None],
+    choose_decode: Callable[[str | None, int], str],
+    prompt_name: str = "the prompt",
+) -> ValidatedRequest:
+    """Raise `InputError` if the model cannot take the request. Reads no state of an engine.
+
+    choose_decode: the cheaper way to decode, by adapter and max_tokens, for a request that leaves it open.
+    """
+    if request.adapter not in adapters:
+        known = [name for name in adapters if name is not None]
+        raise InputError.about("adapter", f"is {request.adapter!r}{suggestion(str(request.adapter), known)}")
+    check_prompt(request.prompt, config.vocab_size, prompt_name)
+    params, pinned = request.params, request.pinned
+    if request.score_from is not None:
+        if pinned:
+            raise InputError("a request that scores writes nothing, so it can have no pins.")
+        length = _scored_len(request.prompt, request.score_from, config.max_positions)
+        return ValidatedRequest(request=request, decode="score", max_tokens=0, max_len=length)
+    max_tokens = resolve_max_tokens(config, len(request.prompt), params.max_tokens)
+    decode: str = params.decode
+    if decode == "auto":
+        decode = choose_decode(request.adapter, max_tokens)
+    if pinned:
+        if params.decode == "causal":
+            raise InputError(
+                'positions are pinned, and decode is "causal"; only a canvas can hold pins.', field="decode"
+            )
+        pinned.check(config.vocab_size, max_tokens)
+        decode = "diffuse"
+    if request.constraint is not None:
+        _check_constraint(request.constraint, params, config.vocab_size, max_tokens, pinned)
+        decode = "causal" if params.decode == "causal" else "diffuse"
+    # The last token, or the last canvas, is never encoded.
+    canvas_len = config.canvas_len
+    encoded = max_tokens - 1 if decode == "causal" else (max_tokens - 1) // canvas_len * canvas_len
+    return ValidatedRequest(
+        request=request, decode=decode, max_tokens=max_tokens, max_len=len(request.prompt) + encoded
+    )
+
+
+def read_prompts(prompt: Any, to_ids: Callable[[str], Ids]) -> tuple[list[Ids], bool]:
+    """Token ids of each prompt, and whether it was a list of them."""
+    if isinstance(prompt, str):
+        return [to_ids(prompt)], False
+    if not isinstance(prompt, Sequence):
+        raise InputError.about(
+            "prompt", f"is a {type(prompt).__name__}; give text, token ids, or a list of either."
+        )
+    if not prompt:
+        raise InputError.about("prompt", "is an empty list; give at least one prompt.")
+    if all(isinstance(item, str) for item in prompt):
+        return [to_ids(item) for item in prompt], True
+    if all(map(_is_token, prompt)):
+        return [tuple(prompt)], False
+    if all(isinstance(item, Sequence) and all(map(_is_token, item)) for item in prompt):
+        return [tuple(item) for item in prompt], True
+    raise InputError.about(
+        "prompt", "is a list of mixed things; give texts only, or lists of token ids only."
+    )
+
+
+def seeds_for(count: int, seeds: Sequence[int] | None, params: GenerationParams) -> tuple[int, ...]:
+    """One seed per prompt: as pinned, else counted up from the one of `params`, else from a fresh one."""
+    if seeds is None:
+        # Short enough to be typed again.
+        first = secrets.randbits(32) if params.seed is None else params.seed
+        return tuple(first + row for row in range(count))
+    if len(seeds) != count:
+        raise InputError.about("seeds", f"has {len(seeds)} numbers for {count} prompts; give one for each.")
+    for seed in seeds:
+        GenerationParams(seed=seed)  # checked like `seed`
+    return tuple(seeds)
+
+
+def check_prompt(prompt: Sequence[int], vocab_size: int, which: str = "the prompt") -> None:
+    if not prompt:
+        raise InputError(f"{which} is empty; give it at least one token.", field="prompt")
+    wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise InputError(
+            f"{which} holds token {wrong}; this vocabulary ends at {vocab_size - 1}.", field="prompt"
+        )
+
+
+def resolve_max_tokens(config: ModelConfig, prompt_len: int, requested: int | None) -> int:
+    """How many tokens may be written: whole canvases must fit after the prompt."""
+    limit = max(0, config.max_positions - prompt_len) // config.canvas_len * config.canvas_len
+    if limit == 0:
+        raise InputError(
+            f"the prompt has {prompt_len} tokens; this model's context of {config.max_positions} then has no "
+            f"room for a canvas of {config.canvas_len}. Shorten the prompt.",
+            field="prompt",
+            code="context_length_exceeded",
+        )
+    if requested is not None and requested > limit:
+        raise InputError.about(
+            "max_tokens",
+            f"is {requested}; this model's context leaves {limit}. Lower it or shorten the prompt.",
+            code="context_length_exceeded",
+        )
+    return min(DEFAULT_MAX_TOKENS, limit) if requested is None else requested
+
+
+def _scored_len(prompt: Sequence[int], score_from: int, max_positions: int) -> int:
+    if type(score_from) is not int or not 1 <= score_from < len(prompt):
+        raise InputError.about(
+            "score_from",
+            f"is {score_from} for a prompt of {len(prompt)} tokens; it must be from 1 to "
+            f"{len(prompt) - 1}: a token is scored from those before it.",
+        )
+    if len(prompt) > max_positions:
+        raise InputError(
+            f"the text has {len(prompt)} tokens; this model's context holds {max_positions}.",
+            field="prompt",
+            code="context_length_exceeded",
+        )
+    return len(prompt)
+
+
+def _check_constraint(
+    constraint: Constraint,
+    params: GenerationParams,
+    vocab_size: int,
+    max_tokens: int,
+    pinned: PinnedTokens | None,
+) -> None:
+    """Raise if no answer could satisfy the constraint."""
+    token_dfa = constraint.token_dfa
+    if len(token_dfa.class_of_token) != vocab_size:
+        raise InputError(
+            f"the constraint was compiled for {len(token_dfa.class_of_token)} tokens; "
+            f"this model has {vocab_size}. Compile it for this model."
+        )
+    if constraint.end is None and (params.ignore_end or not {*constraint.end_tokens} & {*params.end_tokens}):
+        raise InputError("a constraint needs an end token after the text; do not ignore it (ignore_end).")
+    stop = constraint.stop(max_tokens)
+    if not 0 <= constraint.begin <= stop <= max_tokens:
+        raise InputError(
+            f"the constraint covers positions {constraint.begin} to {stop} of {max_tokens} tokens."
+        )
+    fixed = {} if pinned is None else pinned.fixed
+    if any(at not in fixed for at in (*range(constraint.begin), *range(stop, max_tokens))):
+        raise InputError("every position outside the constraint must be fixed.")
+    choices = {} if pinned is None else pinned.choices
+    if constraint.completable_states(constraint.begin, max_tokens, choices)[0]:
+        return
+    if not constraint.completable_states(constraint.begin, max_tokens, {})[0]:
+        if constraint.end is not None:
+            raise InputError(f"no text of exactly {stop - constraint.begin} tokens satisfies the constraint.")
+        raise InputError.about(
+            "max_tokens",
+            f"is {max_tokens}; the shortest text that satisfies the constraint has "
+            f"{int(token_dfa.distance[0])} tokens. Raise it.",
+        )
+    raise InputError("no text satisfies both the constraint and the pins.")
+
+
+def _wrong_token(tokens: TokenIds, vocab_size: int) -> str | None:
+    """What is wrong with a set of tokens."""
+    # A set may hold the whole vocabulary: types and range are read by builtins before a wrong token is named.
+    if set(map(type, tokens)) != {int} or min(tokens) < 0 or max(tokens) >= vocab_size:
+        for token in tokens:
+            if not _is_token(token) or not 0 <= token < vocab_size:
+                return f"is pinned to token {token!r}; this vocabulary ends at {vocab_size - 1}."
+    if len(set(tokens)) != len(tokens):
+        return "has a token twice in its set; give each once."
+    return None
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

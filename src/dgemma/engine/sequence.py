@@ -1,0 +1,121 @@
+"""The state of one request from admission to its finish."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from dgemma.engine.constraint_state import ConstraintState
+from dgemma.engine.output import OutputBuilder
+from dgemma.engine.request import EngineRequest
+from dgemma.events import Finish, LogProbs, Timings
+from dgemma.model.kv_cache import PastKeysValues
+from dgemma.sampling.constrained import CanvasConstraint
+from dgemma.sampling.pinned import CanvasPins
+from dgemma.sampling.sampler import Sampler
+from dgemma.sampling.top_k import TopK
+
+
+@dataclass(frozen=True)
+class SampleOutput:
+    """What sampling returned for one sequence: a canvas, or the next token in causal mode."""
+
+    guess: Tensor  # [positions]
+    entropy: Tensor  # [positions]
+    top_k: TopK | None  # both [positions, n]
+    settled: bool
+    watched: tuple[tuple[int, LogProbs], ...] = ()  # by position of the canvas, once it is settled
+
+    def logprobs(self) -> list[LogProbs] | None:
+        if self.top_k is None:
+            return None
+        pairs = zip(*(part.tolist() for part in self.top_k), strict=True)
+        # Forbidden tokens are dropped, so there may be fewer than requested.
+        return [
+            tuple(pair for pair in zip(tokens, values, strict=True) if pair[1] > -math.inf)
+            for tokens, values in pairs
+        ]
+
+
+@dataclass
+class SequenceState:
+    """A request that the engine has taken: its context, its output, and its running canvas."""
+
+    request_id: int
+    request: EngineRequest
+    output: OutputBuilder
+    sampler: Sampler
+    decode: str  # "diffuse", "causal" or "score"
+    arrived: float
+    canvas_len: int
+    context: list[int]  # tokens that are, or are about to be, in the context
+    cached: int = 0  # of these, found in the prefix cache
+    constraint_state: ConstraintState | None = None  # its DFA state
+    canvas_constraint: CanvasConstraint | None = None  # of the running canvas
+    pins: CanvasPins | None = None  # of the running canvas
+    past: PastKeysValues | None = None  # gathered for the running canvas
+    steps: int = 0  # taken on the running canvas
+    sample: SampleOutput | None = None  # the last one of the running canvas
+    refines: bool = True  # False: every position of its last canvas was fixed, or it has none
+    phase_s: dict[str, float] = field(default_factory=dict)  # seconds by phase
+    first_commit_s: float = 0.0
+
+    @property
+    def is_causal(self) -> bool:
+        return self.decode == "causal"
+
+    @property
+    def is_diffuse(self) -> bool:
+        return self.decode == "diffuse"
+
+    @property
+    def has_free(self) -> bool:
+        """Whether the next canvas has a position before max_tokens that is not fixed."""
+        pinned = self.request.pinned
+        if pinned is None or not pinned.fixed:
+            return True
+        begin = len(self.output.tokens)
+        end = min(begin + self.canvas_len, self.output.max_tokens)
+        return any(position not in pinned.fixed for position in range(begin, end))
+
+    @property
+    def deadline(self) -> float:
+        seconds = self.request.params.deadline_s
+        return math.inf if seconds is None else self.arrived + seconds
+
+    @property
+    def has_shown(self) -> bool:
+        """Whether there is anything to return: a commit, or a guess."""
+        return self.first_commit_s > 0 or self.sample is not None
+
+    def sampling_key(self) -> Hashable:
+        """Sequences with the same key share one vocabulary scan."""
+        params, own = self.request.params, self.request.sampler
+        rules = None if self.is_causal else self.sampler if own is None else id(own)
+        scan = (params.temperature > 0, params.top_k, params.top_p, params.logprobs)
+        return (
+            self.is_causal,
+            rules,
+            scan,
+            bool(self.request.logit_bias),
+            self.constraint_state is not None,
+        )
+
+    def finish(self, now: float) -> Finish:
+        timings = Timings(
+            prefill_s=self.phase_s.get("prefill", 0.0),
+            denoise_s=self.phase_s.get("denoise", 0.0),
+            commit_s=self.phase_s.get("commit", 0.0),
+            first_commit_s=self.first_commit_s,
+            total_s=now - self.arrived,
+        )
+        answer = self.output.answer(
+            decode=self.decode,
+            timings=timings,
+            prompt_tokens=len(self.request.prompt),
+            cached_tokens=self.cached,
+        )
+        return Finish(row=self.request.row, answer=answer)

@@ -1,0 +1,239 @@
+// Matrix products with quantized weights, for CPUs with AVX-512 VNNI. Compiled on the user's machine at first use.
+//
+// y[m, n] = sum over k of x[m, k] * w[n, k], with w = (code - zero) * scale. x is quantized to int8 with one scale per
+// 256 neighbours. Sums under one scale are sums of integers, hence exact. All other sums have a fixed order, which
+// depends neither on the number of rows nor on the number of threads. So a row's result does not depend on other rows.
+//
+// Each row of the weight is unpacked once into buffers that fit into the L1 cache, then multiplied with all rows of x.
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace {
+
+constexpr int CHUNK = 256;     // codes multiplied at once: four registers of bytes
+constexpr int MAX_CHUNKS = 64; // rows have at most 16,384 numbers
+constexpr int M_BLOCK = 8;      // rows of x per tile
+constexpr int N_BLOCK = 2;      // rows of w per tile: 8 x 2 sums in registers
+constexpr int N_TASK = 64;      // rows of w per task of a thread
+
+enum Kind { INT4 = 0, INT8 = 1, FLOAT4 = 2 };
+enum ScaleType { F32 = 0, BF16 = 1, F16 = 2, F8 = 3 };
+
+struct Weight {
+    const uint8_t *codes;
+    const void *scale;
+    const uint8_t *zero;  // null: 8 for INT4, 0 for the others
+    const float *outer;   // global scale per row; null: none
+    int kind, scale_type, outer_divides;
+    int64_t out, inner, groups;
+};
+
+// One unpacked row of w.
+struct Row {
+    alignas(64) int8_t codes[MAX_CHUNKS][4][64];
+    alignas(64) float scale[MAX_CHUNKS][16];
+    alignas(64) int32_t start[MAX_CHUNKS][16];  // correction for the offset 128 of the unsigned x
+};
+
+const int8_t FLOAT4_TWICE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+inline float float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline float float_of_e4m3(uint8_t bits) {  // no infinities; subnormals below 2^-6. Scales have no sign.
+    int exponent = (bits >> 3) & 15, mantissa = bits & 7;
+    return exponent ? float_of((uint32_t(exponent + 120) << 23) | (uint32_t(mantissa) << 20)) : mantissa * 0.001953125f;
+}
+
+inline __mmask64 bytes_left(int64_t left) { return left >= 64 ? ~0ull : left > 0 ? (1ull << left) - 1 : 0; }
+
+// The scales of row n, including its global scale.
+void read_scales(const Weight &w, int64_t n, float *to) {
+    const int64_t from = n * w.groups;
+    for (int64_t g = 0; g < w.groups; g++) {
+        switch (w.scale_type) {
+            case F32: to[g] = static_cast<const float *>(w.scale)[from + g]; break;
+            case BF16: to[g] = float_of(uint32_t(static_cast<const uint16_t *>(w.scale)[from + g]) << 16); break;
+            case F16: to[g] = _cvtsh_ss(static_cast<const uint16_t *>(w.scale)[from + g]); break;
+            default: to[g] = float_of_e4m3(static_cast<const uint8_t *>(w.scale)[from + g]);
+        }
+    }
+    if (w.outer && w.outer_divides) for (int64_t g = 0; g < w.groups; g++) to[g] /= w.outer[n];
+    if (w.outer && !w.outer_divides) for (int64_t g = 0; g < w.groups; g++) to[g] *= w.outer[n];
+    if (w.kind == FLOAT4) for (int64_t g = 0; g < w.groups; g++) to[g] *= 0.5f;
+}
+
+// Unpack row n. With 4-bit codes, the 32-bit lanes of the four registers hold 16 neighbours, which are eight bytes in
+// memory: register 0 has the lower halves of the first four bytes, register 1 their upper halves, registers 2 and 3
+// those of the last four. `round_rows` gives x the same order. With 8-bit codes the order is that of memory.
+void unpack(const Weight &w, int64_t n, int chunks, Row &row) {
+    const int64_t row_bytes = w.kind == INT8 ? w.inner : w.inner / 2;
+    const uint8_t *codes = w.codes + n * row_bytes;
+    const int64_t group_len = w.inner / w.groups;
+    float scales[MAX_CHUNKS * 16 + 16];
+    read_scales(w, n, scales);
+    memset(scales + w.groups, 0, 64);  // read past the end, where all codes are zero
+    const __m512i low = _mm512_set1_epi8(15), ones = _mm512_set1_epi8(1), middle = _mm512_set1_epi8(8);
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(FLOAT4_TWICE)));
+    const bool one_scale = w.groups == 1 || group_len % CHUNK == 0;
+    const __m512i group_of_lane =
+        _mm512_srli_epi32(_mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240),
+                          one_scale ? 0 : __builtin_ctz(unsigned(group_len)));
+    for (int c = 0; c < chunks; c++) {
+        __m512i part[4];
+        if (w.kind == INT8) {
+            for (int v = 0; v < 4; v++) part[v] = _mm512_maskz_loadu_epi8(bytes_left(row_bytes - c * 256 - v * 64), codes + c * 256 + v * 64);
+        } else {
+            const int64_t left = row_bytes - int64_t(c) * 128;
+            __m512i a = _mm512_maskz_loadu_epi8(bytes_left(left), codes + c * 128);
+            __m512i b = _mm512_maskz_loadu_epi8(bytes_left(left - 64), codes + c * 128 + 64);
+            __m512i halves[2] = {_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b)};
+            for (int h = 0; h < 2; h++) {
+                part[2 * h] = _mm512_and_si512(halves[h], low);
+                part[2 * h + 1] = _mm512_and_si512(_mm512_srli_epi16(halves[h], 4), low);
+            }
+            for (int v = 0; v < 4; v++) {
+                if (w.kind == FLOAT4) part[v] = _mm512_shuffle_epi8(table, part[v]);
+                else if (!w.zero) part[v] = _mm512_sub_epi8(part[v], middle);
+            }
+            if (w.zero) {
+                alignas(64) int32_t zeros[16];
+                for (int lane = 0; lane < 16; lane++) {
+                    int64_t at = int64_t(c) * CHUNK + lane * 16;
+                    zeros[lane] = at < w.inner ? 0x01010101 * w.zero[n * w.groups + at / group_len] : 0;
+                }
+                for (int v = 0; v < 4; v++) part[v] = _mm512_sub_epi8(part[v], _mm512_load_si512(zeros));
+            }
+        }
+        __m512i sums = _mm512_setzero_si512();
+        for (int v = 0; v < 4; v++) {
+            _mm512_store_si512(row.codes[c][v], part[v]);
+            sums = _mm512_dpbusd_epi32(sums, ones, part[v]);
+        }
+        _mm512_store_si512(row.start[c], _mm512_slli_epi32(_mm512_sub_epi32(_mm512_setzero_si512(), sums), 7));
+        const int64_t at = int64_t(c) * CHUNK;
+        if (one_scale) _mm512_store_ps(row.scale[c], _mm512_set1_ps(scales[at / group_len]));
+        else _mm512_store_ps(row.scale[c], _mm512_permutexvar_ps(group_of_lane, _mm512_loadu_ps(scales + at / group_len)));
+    }
+}
+
+// y = x w^T for a tile of ROWS rows of x and COLUMNS rows of w.
+template <int ROWS, int COLUMNS>
+void multiply_tile(const uint8_t *x, const float *x_scale, int64_t x_bytes, int chunks, const Row *rows, float *y, int64_t stride) {
+    __m512 sum[ROWS][COLUMNS];
+    for (int m = 0; m < ROWS; m++)
+        for (int n = 0; n < COLUMNS; n++) sum[m][n] = _mm512_setzero_ps();
+    for (int c = 0; c < chunks; c++) {
+#pragma GCC unroll 8
+        for (int m = 0; m < ROWS; m++) {
+            const uint8_t *here = x + m * x_bytes + c * CHUNK;
+            const __m512i bytes[4] = {_mm512_loadu_si512(here), _mm512_loadu_si512(here + 64),
+                                      _mm512_loadu_si512(here + 128), _mm512_loadu_si512(here + 192)};
+            const __m512 scale = _mm512_set1_ps(x_scale[m * chunks + c]);
+#pragma GCC unroll 2
+            for (int n = 0; n < COLUMNS; n++) {
+                __m512i whole = _mm512_load_si512(rows[n].start[c]);
+#pragma GCC unroll 4
+                for (int v = 0; v < 4; v++) whole = _mm512_dpbusd_epi32(whole, bytes[v], _mm512_load_si512(rows[n].codes[c][v]));
+                __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_load_ps(rows[n].scale[c]));
+                sum[m][n] = _mm512_fmadd_ps(scaled, scale, sum[m][n]);
+            }
+        }
+    }
+    for (int m = 0; m < ROWS; m++)
+        for (int n = 0; n < COLUMNS; n++) y[m * stride + n] = _mm512_reduce_add_ps(sum[m][n]);
+}
+
+// The same for `count` rows of x, 1 to 8.
+template <int COLUMNS>
+void multiply_rows(int count, const uint8_t *x, const float *x_scale, int64_t x_bytes, int chunks, const Row *rows, float *y, int64_t stride) {
+    switch (count) {
+        case 1: return multiply_tile<1, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+        case 2: return multiply_tile<2, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+        case 3: return multiply_tile<3, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+        case 4: return multiply_tile<4, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+        case 5: return multiply_tile<5, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+        case 6: return multiply_tile<6, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+        case 7: return multiply_tile<7, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+        default: return multiply_tile<8, COLUMNS>(x, x_scale, x_bytes, chunks, rows, y, stride);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Quantize x [m, inner] fp32 to bytes with offset 128 [m, chunks * 256] and one scale per chunk [m, chunks].
+// in_order: keep the order of memory, for 8-bit weights; else use the order of `unpack` for 4-bit weights.
+void round_rows(const float *x, int64_t rows, int64_t inner, int in_order, uint8_t *bytes, float *scales) {
+    const int chunks = int((inner + CHUNK - 1) / CHUNK);
+#pragma omp parallel for schedule(static)
+    for (int64_t m = 0; m < rows; m++) {
+        for (int c = 0; c < chunks; c++) {
+            const float *here = x + m * inner + int64_t(c) * CHUNK;
+            int count = int(inner - int64_t(c) * CHUNK < CHUNK ? inner - int64_t(c) * CHUNK : CHUNK);
+            float top = 0;
+            for (int i = 0; i < count; i++) {
+                float size = here[i] < 0 ? -here[i] : here[i];
+                top = size > top ? size : top;
+            }
+            float scale = top / 127.0f, inverse = top > 0 ? 127.0f / top : 0.0f;
+            scales[m * chunks + c] = scale;
+            uint8_t *to = bytes + (m * chunks + c) * CHUNK;
+            uint8_t plain[CHUNK];
+            for (int i = 0; i < count; i++) plain[i] = uint8_t(int(__builtin_nearbyintf(here[i] * inverse)) + 128);
+            for (int i = count; i < CHUNK; i++) plain[i] = 128;
+            if (in_order) {
+                memcpy(to, plain, CHUNK);
+                continue;
+            }
+            for (int lane = 0; lane < 16; lane++)
+                for (int v = 0; v < 4; v++)
+                    for (int i = 0; i < 4; i++) to[v * 64 + lane * 4 + i] = plain[lane * 16 + v / 2 * 8 + i * 2 + v % 2];
+        }
+    }
+}
+
+// y [rows of x, out] fp32. Expert e owns the rows of x from ends[e - 1] to ends[e]; a plain matrix is one expert.
+void multiply(const uint8_t *x, const float *x_scale, const int32_t *ends, int64_t experts, const uint8_t *codes,
+              const void *scale, const uint8_t *zero, const float *outer, int kind, int scale_type, int outer_divides,
+              int64_t out, int64_t inner, int64_t groups, float *y) {
+    const int chunks = int((inner + CHUNK - 1) / CHUNK);
+    const int64_t x_bytes = int64_t(chunks) * CHUNK;
+    const int64_t row_bytes = kind == INT8 ? inner : inner / 2;
+    const int64_t scale_bytes = scale_type == F32 ? 4 : scale_type == F8 ? 1 : 2;
+    const int64_t tasks = (out + N_TASK - 1) / N_TASK;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t task = 0; task < experts * tasks; task++) {
+        const int64_t e = task / tasks, from = task % tasks * N_TASK;
+        const int64_t begin = e ? ends[e - 1] : 0, end = ends[e];
+        if (begin == end) continue;
+        const int64_t to = from + N_TASK < out ? from + N_TASK : out;
+        Weight w{codes + e * out * row_bytes,
+                 static_cast<const char *>(scale) + e * out * groups * scale_bytes,
+                 zero ? zero + e * out * groups : nullptr,
+                 outer ? outer + e * out : nullptr,
+                 kind, scale_type, outer_divides, out, inner, groups};
+        static thread_local Row rows[N_BLOCK];
+        for (int64_t n = from; n < to; n += N_BLOCK) {
+            const int columns = int(to - n < N_BLOCK ? to - n : N_BLOCK);
+            for (int i = 0; i < columns; i++) unpack(w, n + i, chunks, rows[i]);
+            for (int64_t m = begin; m < end; m += M_BLOCK) {
+                const int count = int(end - m < M_BLOCK ? end - m : M_BLOCK);
+                const uint8_t *some = x + m * x_bytes;
+                const float *some_scales = x_scale + m * chunks;
+                if (columns == 2) multiply_rows<2>(count, some, some_scales, x_bytes, chunks, rows, y + m * out + n, out);
+                else multiply_rows<1>(count, some, some_scales, x_bytes, chunks, rows, y + m * out + n, out);
+            }
+        }
+    }
+}
+
+}  // extern "C"

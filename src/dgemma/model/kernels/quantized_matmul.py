@@ -1,0 +1,157 @@
+"""quantized_matmul.cpp, compiled on this machine at first use, and called through ctypes.
+
+It needs a C++ compiler and AVX-512 VNNI. Where either is missing, `quantized_matmul()` is None and
+products dequantize the weight. The compiled file is cached under a name that depends on the source and the
+processor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dgemma.model.quantized_tensor import QuantizedTensor, QuantKind
+
+CHUNK = 256  # neighbours of x that share a scale
+_MAX_INNER = 64 * CHUNK
+_KINDS = {QuantKind.INT4: 0, QuantKind.INT8: 1, QuantKind.FLOAT4: 2}
+_SCALES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float8_e4m3fn: 3}
+_GROUP_LENS = {QuantKind.INT4: (16, 32, 64, 128), QuantKind.INT8: (), QuantKind.FLOAT4: (16, 32, 64, 128)}
+_SOURCE = Path(__file__).with_name("quantized_matmul.cpp")
+_COMPILERS = ("c++", "g++", "clang++")
+_BUILD_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class QuantizedMatmul:
+    """The compiled library."""
+
+    library: Any
+
+    def supports(self, weight: QuantizedTensor) -> bool:
+        """Whether the kernel supports this weight."""
+        inner = weight.shape[-1]
+        if weight.kind not in _KINDS or weight.scale.dtype not in _SCALES or inner > _MAX_INNER:
+            return False
+        if weight.qdata.device.type != "cpu":
+            return False
+        # A lane of a register has one scale. Its 4-bit values are 16 neighbours; its int8 values come from
+        # all parts of the chunk.
+        return (
+            weight.group_len == inner
+            or weight.group_len % CHUNK == 0
+            or weight.group_len in _GROUP_LENS[weight.kind]
+        )
+
+    def multiply(self, x: Tensor, weight: QuantizedTensor, ends: Tensor | None = None) -> Tensor:
+        """`x W^T` [n, out] in x's dtype, with x [n, in] quantized to int8 in chunks of 256.
+
+        With `ends`, `weight` holds all experts, and expert e owns the rows before `ends[e]` that no earlier
+        one owns.
+        """
+        count, inner = x.shape
+        chunks = -(-inner // CHUNK)
+        rounded = torch.empty((count, chunks * CHUNK), dtype=torch.uint8)
+        scales = torch.empty((count, chunks), dtype=torch.float32)
+        result = torch.empty((count, weight.shape[-2]), dtype=torch.float32)
+        row_ends = torch.tensor([count], dtype=torch.int32) if ends is None else ends
+        wide = x.float().contiguous()
+        parts = {name: part.contiguous() for name, part in weight.parts.items()}
+        in_order = int(weight.kind is QuantKind.INT8)
+        self.library.round_rows(_at(wide), count, inner, in_order, _at(rounded), _at(scales))
+        self.library.multiply(
+            _at(rounded), _at(scales), _at(row_ends), len(row_ends),
+            _at(parts["qdata"]), _at(parts["scale"]),
+            _at(parts.get("zero_point")), _at(parts.get("global_scale")),
+            _KINDS[weight.kind], _SCALES[weight.scale.dtype], int(weight.global_scale_divides),
+            weight.shape[-2], inner, weight.scale.shape[-1], _at(result),
+        )  # fmt: skip
+        return result.to(x.dtype)
+
+
+def fake_quantize_activations(x: Tensor) -> Tensor:
+    """`x` [..., in] quantized to int8 and dequantized, in fp32: reference of the kernel's rounding."""
+    inner = x.shape[-1]
+    padded: Tensor = torch.nn.functional.pad(x.float(), (0, -inner % CHUNK)).unflatten(-1, (-1, CHUNK))
+    top = padded.abs().amax(-1, keepdim=True)
+    # Not `127 / top`, which torch computes as a reciprocal and a product: two roundings.
+    inverse = torch.where(top > 0, torch.full_like(top, 127.0) / top, torch.zeros(()))
+    return ((padded * inverse).round() * (top / 127)).flatten(-2)[..., :inner]
+
+
+@cache
+def quantized_matmul() -> QuantizedMatmul | None:
+    """The library, compiled if necessary; None where it is not available."""
+    return _load() if unavailable_reason() is None else None
+
+
+@cache
+def unavailable_reason() -> str | None:
+    """Why the library is not available here; None if it is."""
+    if platform.system() != "Linux" or "avx512_vnni" not in _cpu_flags():
+        return "this processor has no AVX-512 VNNI"
+    if _compiler() is None:
+        return f"there is no C++ compiler ({', '.join(_COMPILERS)})"
+    try:
+        _load()
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"quantized_matmul.cpp could not be compiled: {error}"
+    return None
+
+
+@cache
+def _load() -> QuantizedMatmul:
+    library = ctypes.CDLL(str(_built()))
+    pointer, long = ctypes.c_void_p, ctypes.c_int64
+    library.round_rows.argtypes = [pointer, long, long, ctypes.c_int, pointer, pointer]
+    library.round_rows.restype = None
+    library.multiply.argtypes = (
+        [pointer] * 3 + [long] + [pointer] * 4 + [ctypes.c_int] * 3 + [long] * 3 + [pointer]
+    )
+    library.multiply.restype = None
+    return QuantizedMatmul(library)
+
+
+def _built() -> Path:
+    source = _SOURCE.read_bytes()
+    name = hashlib.sha256(source + " ".join(sorted(_cpu_flags())).encode()).hexdigest()[:24]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dgemma" / "kernels"
+    target = home / f"quantized_matmul-{name}.so"
+    if target.exists():
+        return target
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    compiler = _compiler()
+    assert compiler is not None
+    with tempfile.TemporaryDirectory(dir=home) as scratch:
+        fresh = Path(scratch) / target.name
+        flags = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
+        command = [compiler, *flags, "-o", str(fresh), str(_SOURCE)]
+        subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_SECONDS)  # noqa: S603
+        fresh.replace(target)  # atomic: two processes may build at once
+    return target
+
+
+def _compiler() -> str | None:
+    return next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+
+
+@cache
+def _cpu_flags() -> frozenset[str]:
+    """Instruction sets of this processor, by torch's names."""
+    return frozenset(name for name, has in torch.cpu.get_capabilities().items() if has is True)
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,173 @@
+"""Linear layers. A `Linear` is one linear map; an `ExpertLinear` is one linear map per expert (MoE).
+
+The plain classes here hold a tensor in the model's dtype. Quantized and LoRA linears implement the same
+methods, so no layer depends on how a weight is stored. Tensor parallelism would be added here as well: a
+layer reads its head count and width from `out_features`, so a column shard has fewer of them, and a row shard
+sums in its `multiply`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ALL = slice(None)
+
+
+class Linear(nn.Module, ABC):
+    """A linear map from `in_features` to `out_features`, stored as rows [out, in]."""
+
+    in_features: int
+    out_features: int
+
+    @abstractmethod
+    def multiply(self, x: Tensor, rows: slice = ALL) -> Tensor:
+        """`x W^T`: [..., in] -> [..., out], or only the outputs that `rows` selects."""
+
+    @abstractmethod
+    def gather_rows(self, ids: Tensor) -> Tensor:
+        """Rows by index, as an embedding lookup: [...] -> [..., in]."""
+
+    @abstractmethod
+    def mix_rows(self, shares: Tensor, rows: slice = ALL) -> Tensor:
+        """`shares W`, a weighted sum of all rows, or of `rows`: [..., out] -> [..., in]."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The dtype of its rows and products."""
+
+
+class PlainLinear(Linear):
+    """A weight matrix stored as one tensor in the model's dtype."""
+
+    def __init__(
+        self, out_features: int, in_features: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self.weight = _parameter(out_features, in_features, dtype=dtype, device=device)
+
+    def multiply(self, x: Tensor, rows: slice = ALL) -> Tensor:
+        return F.linear(x, self.weight[rows])
+
+    def gather_rows(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+    def mix_rows(self, shares: Tensor, rows: slice = ALL) -> Tensor:
+        return shares @ self.weight[rows]
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+
+class ExpertLinear(nn.Module, ABC):
+    """One linear map per expert, all of one shape, stored as [experts, out, in]."""
+
+    num_experts: int
+    in_features: int
+    out_features: int
+
+    @abstractmethod
+    def multiply(self, expert: int, x: Tensor) -> Tensor:
+        """One expert's product: [n, in] -> [n, out]."""
+
+    @abstractmethod
+    def multiply_grouped(self, x: Tensor, ends: Tensor) -> Tensor:
+        """All experts at once, nothing read back from the device.
+
+        `x` [n, in] is sorted by expert; expert e owns the rows before `ends[e]` (int32) that no
+        earlier expert owns. -> [n, out]
+        """
+
+    def multiply_blocks(self, x: Tensor, expert_of_block: Tensor) -> Tensor:
+        """Blocks of rows, each of one expert, sorted by expert: [blocks, rows, in] -> [blocks, rows, out]."""
+        every = torch.arange(self.num_experts, device=x.device)
+        ends = torch.searchsorted(expert_of_block, every, right=True) * x.shape[1]
+        product = self.multiply_grouped(x.flatten(0, 1), ends.to(torch.int32))
+        return product.view(*x.shape[:2], self.out_features)
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+
+
+class PlainExpertLinear(ExpertLinear):
+    """The weights of all experts stored as one tensor in the model's dtype."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        out_features: int,
+        in_features: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.in_features = in_features
+        self.out_features = out_features
+        self.weight = _parameter(num_experts, out_features, in_features, dtype=dtype, device=device)
+
+    def multiply(self, expert: int, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight[expert])
+
+    def multiply_grouped(self, x: Tensor, ends: Tensor) -> Tensor:
+        return F.grouped_mm(x, self.weight.transpose(-2, -1), offs=ends)
+
+    def multiply_blocks(self, x: Tensor, expert_of_block: Tensor) -> Tensor:
+        # A copy of an expert's weights per block, which is small beside a block's own work.
+        return torch.bmm(x, select_experts(self.weight, expert_of_block).transpose(1, 2))
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+
+def _parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+    # A loaded model is for inference; the trainer switches on what it trains.
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+
+
+def select_experts(weight: Tensor, expert_of_block: Tensor) -> Tensor:
+    """Each block's expert weights: [experts, out, in] -> [blocks, out, in]."""
+    if torch.is_grad_enabled():
+        result: Tensor = _SelectExperts.apply(weight, expert_of_block)  # type: ignore[no-untyped-call]
+        return result
+    return weight.index_select(0, expert_of_block)
+
+
+class _SelectExperts(torch.autograd.Function):
+    @staticmethod
+    def forward(weight: Tensor, expert_of_block: Tensor) -> Tensor:
+        return weight.index_select(0, expert_of_block)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.num_experts = inputs[0].shape[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (expert_of_block,) = ctx.saved_tensors
+        every = torch.arange(ctx.num_experts, device=expert_of_block.device)[:, None]
+        # The sum over each expert's blocks as a matrix product: cheap beside the block's own product.
+        belongs = (expert_of_block == every).to(grads[0].dtype)
+        return (belongs @ grads[0].flatten(1)).unflatten(1, grads[0].shape[1:]), None

@@ -1,0 +1,222 @@
+"""The sampler: temperature schedule, acceptance, renoise and stopping rule of one denoising step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dgemma.params import GenerationParams
+from dgemma.sampling.vocab_scan import VocabScan
+
+
+class Schedule(Protocol):
+    def __call__(self, steps_left: Tensor, num_steps: int) -> Tensor:
+        """fp32 temperature for `steps_left` (num_steps at the first step, 1 at the last)."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearSchedule:
+    """Falls from t_max at the first step towards t_min, which it never reaches."""
+
+    t_min: float = 0.4
+    t_max: float = 0.8
+
+    def __call__(self, steps_left: Tensor, num_steps: int) -> Tensor:
+        return self.t_min + (self.t_max - self.t_min) * (steps_left / num_steps)
+
+
+class Score(Protocol):
+    def __call__(self, scan: VocabScan) -> Tensor:
+        """Uncertainty of each position [rows, canvas]: smaller is more certain."""
+        ...
+
+
+class Acceptance(Protocol):
+    def __call__(self, uncertainty: Tensor, free: Tensor) -> Tensor:
+        """True where the sampled token is kept [rows, canvas]; only free (not pinned) positions count."""
+        ...
+
+
+@dataclass(frozen=True)
+class EntropyScore:
+    def __call__(self, scan: VocabScan) -> Tensor:
+        return scan.entropy
+
+
+@dataclass(frozen=True)
+class SurpriseScore:
+    """Minus the log-probability of the argmax."""
+
+    def __call__(self, scan: VocabScan) -> Tensor:
+        return scan.log_mass - scan.top_logit
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyBound:
+    """The released rule: the most certain positions whose summed entropy, without the largest, is at most
+    `bound`.
+
+    That bounds their mutual information, so they may be sampled independently. At least one position.
+    """
+
+    bound: float = 0.1
+
+    def __call__(self, uncertainty: Tensor, free: Tensor) -> Tensor:
+        ordered, order = torch.where(free, uncertainty, float("inf")).sort(-1)
+        kept = (ordered.cumsum(-1) - ordered) <= self.bound
+        return torch.zeros_like(kept).scatter(-1, order, kept) & free
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidenceThreshold:
+    """Every position with at most this uncertainty, and always the most certain one."""
+
+    at_most: float
+
+    def __call__(self, uncertainty: Tensor, free: Tensor) -> Tensor:
+        masked = torch.where(free, uncertainty, float("inf"))
+        most_certain = torch.zeros_like(free).scatter(-1, masked.argmin(-1, keepdim=True), True)
+        return ((masked <= self.at_most) | most_certain) & free
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedCount:
+    """The `count` most certain positions."""
+
+    count: int
+
+    def __call__(self, uncertainty: Tensor, free: Tensor) -> Tensor:
+        order = torch.where(free, uncertainty, float("inf")).sort(-1).indices
+        rank = torch.arange(uncertainty.shape[-1], device=uncertainty.device).expand_as(order)
+        return torch.zeros_like(free).scatter(-1, order, rank < self.count) & free
+
+
+class Stop(Protocol):
+    def __call__(self, unchanged: Tensor, entropy: Tensor, free: Tensor) -> Tensor:
+        """True [rows] where a canvas is settled.
+
+        `unchanged` [rows]: for how many steps the argmax has stayed the same; `entropy` and `free`
+        [rows, canvas]: only free positions count.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StableAndConfident:
+    """The argmax equals that of each of the last `stability` steps, and the mean entropy is low."""
+
+    stability: int = 1
+    confidence: float = 0.005
+
+    def __call__(self, unchanged: Tensor, entropy: Tensor, free: Tensor) -> Tensor:
+        mean = (entropy * free).sum(-1) / free.sum(-1).clamp(min=1)
+        return (unchanged >= self.stability) & (mean < self.confidence)
+
+
+# Shapes: rows = canvases, canvas = positions.
+
+
+class Renoise(Protocol):
+    def __call__(self, sampled: Tensor, accepted: Tensor, noise: Tensor) -> Tensor:
+        """The next canvas [rows, canvas]."""
+        ...
+
+
+@dataclass(frozen=True)
+class UniformRenoise:
+    """Fresh noise wherever the sampled token was not accepted: nothing is frozen before the commit."""
+
+    def __call__(self, sampled: Tensor, accepted: Tensor, noise: Tensor) -> Tensor:
+        return torch.where(accepted, sampled, noise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """The five replaceable rules of a step, and the maximum number of steps per canvas."""
+
+    num_steps: int = 48
+    schedule: Schedule = field(default_factory=LinearSchedule)
+    score: Score = field(default_factory=EntropyScore)
+    accept: Acceptance = field(default_factory=EntropyBound)
+    renoise: Renoise = field(default_factory=UniformRenoise)
+    stop: Stop = field(default_factory=StableAndConfident)
+
+
+def make_sampler(params: GenerationParams) -> Sampler:
+    """The sampler that `params` describe.
+
+    At temperature 0 the sample is the argmax, while entropies and soft embeddings keep the checkpoint's own
+    schedule: a temperature of 0 would make every position certain.
+    """
+    heat = params.temperature or 1.0
+    surprise = -math.log(max(params.min_confidence, 1e-30))
+    rules: dict[str, tuple[Acceptance, Score]] = {
+        "entropy_bound": (EntropyBound(bound=params.entropy_bound), EntropyScore()),
+        "confidence": (ConfidenceThreshold(at_most=surprise), SurpriseScore()),
+        "fixed": (FixedCount(count=params.accept_per_step), EntropyScore()),
+    }
+    accept, score = rules[params.acceptance]
+    return Sampler(
+        num_steps=params.max_denoising_steps,
+        schedule=LinearSchedule(t_min=params.t_min * heat, t_max=params.t_max * heat),
+        score=score,
+        accept=accept,
+        stop=StableAndConfident(stability=params.stability_threshold, confidence=params.confidence_threshold),
+    )
+
+
+@dataclass(frozen=True)
+class CanvasState:
+    """Canvases between two steps."""
+
+    canvas: Tensor  # [rows, canvas] input of the next forward
+    argmax: Tensor  # [rows, canvas] of the last step: what a commit would write
+    unchanged: Tensor  # [rows] steps for which the argmax has stayed the same
+    steps: Tensor  # [rows] steps taken
+    settled: Tensor  # [rows]
+
+
+def open_canvas(noise: Tensor) -> CanvasState:
+    """Canvases of pure noise [rows, canvas]."""
+    rows = noise.shape[0]
+    count = torch.zeros(rows, dtype=torch.int64, device=noise.device)
+    return CanvasState(
+        canvas=noise,
+        argmax=noise,
+        unchanged=count,
+        steps=count,
+        settled=torch.zeros(rows, dtype=torch.bool, device=noise.device),
+    )
+
+
+def step(
+    state: CanvasState,
+    scan: VocabScan,
+    noise: Tensor,
+    sampler: Sampler,
+    free: Tensor | None = None,
+) -> CanvasState:
+    """Accept, renoise and test for the end. A settled canvas does not change, whatever shares its batch."""
+    free = torch.ones_like(state.canvas, dtype=torch.bool) if free is None else free
+    accepted = sampler.accept(sampler.score(scan), free)
+    canvas = sampler.renoise(scan.sampled, accepted, noise)
+    canvas = torch.where(free, canvas, state.canvas)
+    argmax = torch.where(free, scan.argmax, state.canvas)
+    # Before the first step there is no argmax to compare with, even if the noise happens to equal this one.
+    same = (argmax == state.argmax).all(-1) & (state.steps > 0)
+    unchanged = torch.where(same, state.unchanged + 1, 0)
+    steps = state.steps + 1
+    settled = sampler.stop(unchanged, scan.entropy, free) | (steps >= sampler.num_steps)
+    kept = state.settled
+    return CanvasState(
+        canvas=torch.where(kept[:, None], state.canvas, canvas),
+        argmax=torch.where(kept[:, None], state.argmax, argmax),
+        unchanged=torch.where(kept, state.unchanged, unchanged),
+        steps=torch.where(kept, state.steps, steps),
+        settled=kept | settled,
+    )

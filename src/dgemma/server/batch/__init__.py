@@ -1,0 +1,1 @@
+"""Batch files: many request bodies answered without HTTP."""

@@ -1,0 +1,268 @@
+"""Text completions: continued prompts in one round, and gaps before a suffix filled in several rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dgemma.engine.service import EngineEvent
+from dgemma.errors import InputError
+from dgemma.events import Answer, Commit, Draft, Finish
+from dgemma.server.completions.protocol import (
+    CompletionChoice,
+    CompletionRequest,
+    CompletionResponse,
+    FillDetails,
+)
+from dgemma.server.gap import MeasuredGap, filled_gap, measured_gap
+from dgemma.server.http.errors import context_too_long, invalid, shown
+from dgemma.server.outputs import (
+    CompletionLogprobWriter,
+    TopLogprobs,
+    answer_details,
+    draft_info,
+    generation_usage,
+    is_cut_off,
+    task_usage,
+)
+from dgemma.server.plan import AnyServingPlan, ResponseWriter, ServingPlan, TaskCounts, TaskOutcome
+from dgemma.server.protocol import ResponseModel, UsageInfo, set_fields
+from dgemma.server.response_format import RequestedFormat, requested_text_format
+from dgemma.server.serving import (
+    GenerationInfo,
+    Prompts,
+    ResponseHead,
+    ServingBase,
+    check_end_tokens,
+    check_streaming,
+    include_usage,
+    request_seed,
+)
+from dgemma.server.text import TextService
+from dgemma.tasks.infill import Filled
+
+# Fields that have no meaning for a gap, why, and values that ask for what happens anyway.
+_UNSUPPORTED_WITH_SUFFIX: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+    ("logprobs", "a gap is chosen among texts of several lengths, not token by token", ()),
+    ("logit_bias", "the tokens of a gap are limited by the texts around it", ({},)),
+    ("diffusing", "a gap has no single canvas to show", (False,)),
+    ("decode", "only a canvas can see what follows", ("diffuse",)),
+    ("end_tokens", "a gap ends where the suffix begins", ()),
+    ("ignore_end", "a gap ends where the suffix begins", (True, False)),
+)
+
+
+class CompletionServing(ServingBase):
+    """The handler of /v1/completions and /v1/fim/completions."""
+
+    def create_completion(self, request: CompletionRequest) -> AnyServingPlan:
+        return self._create_fill(request) if request.suffix else self._create_continuation(request)
+
+    def _create_continuation(self, request: CompletionRequest) -> ServingPlan[list[Answer]]:
+        self.adapter(request.model)
+        response_format = self._response_format(request)
+        texts = request.prompts
+        self.check_choices(len(texts), request.n)  # before many texts are tokenized in vain
+        try:
+            tokens = [
+                self.text.encode_prompt(prompt) if isinstance(prompt, str) else tuple(prompt)
+                for prompt in texts
+            ]
+        except InputError as error:
+            raise invalid(f"prompt: {error}", "prompt") from None
+        prompts = Prompts(
+            tokens=tokens, field="prompt", max_tokens=request.max_tokens, max_tokens_field="max_tokens"
+        )
+        check_end_tokens(request, response_format)
+        info = self.generation_info(request, prompts, prefix="cmpl", logprobs=request.logprobs)
+        return self.generation_plan(
+            request, prompts, info, CompletionWriter(info, self.text), response_format
+        )
+
+    def _create_fill(self, request: CompletionRequest) -> ServingPlan[Filled]:
+        prefix, suffix = request.prompt, request.suffix or ""
+        if not isinstance(prefix, str):
+            raise invalid(
+                f"prompt is {shown(prefix)}; with suffix it must be one text, the one before the gap.",
+                "prompt",
+            )
+        for name, why, usual in _UNSUPPORTED_WITH_SUFFIX:
+            value = getattr(request, name)
+            if value is not None and value not in usual:
+                raise invalid(
+                    f"{name} is {shown(value)}, which is not supported with suffix: {why}. Leave {name} out.",
+                    name,
+                    "unsupported_parameter",
+                )
+        response_format = self._response_format(request)
+        text_format = None if response_format is None else requested_text_format(request)
+        check_streaming(request)
+        num_choices = self.check_choices(1, request.n)
+        head = self.head(request, "cmpl")
+        seed = request_seed(request)
+        task = self.task_context(request, id_=head.id, num_choices=num_choices, seed=seed)
+        gap = measured_gap(
+            task,
+            (prefix, suffix),
+            request.max_tokens,
+            most_prompt_tokens=self.settings.max_prompt_tokens,
+            prompt_field="prompt",
+            limit_field="max_tokens",
+        )
+        if not gap.fits:
+            raise context_too_long(
+                f"prompt has {gap.num_before} tokens; this model's context of {task.max_positions} then has "
+                f"no room for a gap of {gap.max_tokens}. Shorten the prompt or lower max_tokens.",
+                "prompt",
+            )
+        tasks = tuple(
+            filled_gap(
+                replace(task, seed=seed + index),
+                (prefix, suffix),
+                gap.max_tokens,
+                None if text_format is None else text_format[1],
+            )
+            for index in range(num_choices)
+        )
+        return ServingPlan(
+            model=request.model,
+            start=lambda _: tasks,
+            num_choices=num_choices,
+            writer=FillWriter(gap=gap, seed=seed, head=head, include_usage=include_usage(request)),
+            deadline_s=self.deadline_s(task),
+            default_field="prompt" if response_format is None else response_format.field,
+            response_format=response_format,
+            stream=bool(request.stream),
+            include_usage=include_usage(request),
+        )
+
+    def _response_format(self, request: CompletionRequest) -> RequestedFormat | None:
+        requested = requested_text_format(request)
+        return (
+            None if requested is None else RequestedFormat(field=requested[0], response_format=requested[1])
+        )
+
+
+class CompletionWriter(ResponseWriter[list[Answer]]):
+    """Writes a text completion: whole, or chunk by chunk in the same shape."""
+
+    def __init__(self, info: GenerationInfo, text: TextService) -> None:
+        self._info = info
+        self._num_sent = [0] * info.num_choices  # tokens whose log-probabilities were sent
+        self._logprob_writers = [
+            CompletionLogprobWriter(text, info.logprobs or 0) for _ in range(info.num_choices)
+        ]
+
+    def response(self, outcomes: Sequence[TaskOutcome[list[Answer]]]) -> ResponseModel:
+        answers = outcomes[0].result or []
+        choices = []
+        for index, answer in enumerate(answers):
+            logprobs = self._logprobs(index, answer.tokens, answer.logprobs) or {"logprobs": None}
+            choices.append(
+                CompletionChoice(
+                    index=index,
+                    text=answer.text,
+                    finish_reason="length" if is_cut_off(answer) else "stop",
+                    dgemma=answer_details(self._info, answer),
+                    **logprobs,
+                    **set_fields(reasoning_content=answer.thought),
+                )
+            )
+        return self._response(choices, usage=generation_usage(self._info, answers))
+
+    def event_chunks(self, index: int, event: EngineEvent) -> Iterator[ResponseModel]:
+        match event:
+            case Draft():
+                yield self._chunk(index, draft=draft_info(event))
+            case Commit():
+                extra = self._logprobs(index, event.tokens, event.logprobs)
+                extra |= set_fields(reasoning_content=event.thought)
+                if event.text or extra:
+                    yield self._chunk(index, text=event.text, **extra)
+            case Finish(answer=answer):
+                sent = self._num_sent[index]
+                rest = None if answer.logprobs is None else answer.logprobs[sent:]
+                extra = self._logprobs(index, answer.tokens[sent:], rest)
+                yield self._chunk(
+                    index,
+                    finish_reason="length" if is_cut_off(answer) else "stop",
+                    dgemma=answer_details(self._info, answer),
+                    **extra,
+                )
+
+    def usage_chunk(self, outcomes: Sequence[TaskOutcome[list[Answer]]]) -> ResponseModel:
+        return self._response([], usage=generation_usage(self._info, outcomes[0].result or []))
+
+    def _logprobs(self, index: int, tokens: Sequence[int], top: TopLogprobs | None) -> dict[str, Any]:
+        if self._info.logprobs is None or not top:
+            return {}
+        self._num_sent[index] += len(tokens)
+        return {"logprobs": self._logprob_writers[index].add(tokens, top)}
+
+    def _chunk(self, index: int, **choice: Any) -> CompletionResponse:
+        choice = {"text": "", "finish_reason": None, **choice}
+        usage = {"usage": None} if self._info.include_usage else {}
+        return self._response([CompletionChoice(index=index, **choice)], **usage)
+
+    def _response(self, choices: list[CompletionChoice], **usage: Any) -> CompletionResponse:
+        return CompletionResponse(**self._info.head.fields("text_completion"), choices=choices, **usage)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillWriter(ResponseWriter[Filled]):
+    """Writes a completion with a suffix: the choices are filled gaps."""
+
+    gap: MeasuredGap
+    seed: int  # of the first choice
+    head: ResponseHead
+    include_usage: bool
+
+    def counts(self, outcome: TaskOutcome[Filled]) -> TaskCounts:
+        return self.gap.counts(outcome)
+
+    def response(self, outcomes: Sequence[TaskOutcome[Filled]]) -> ResponseModel:
+        choices = [
+            CompletionChoice(
+                index=index,
+                text=found.text,
+                finish_reason=found.finish_reason,
+                logprobs=None,
+                dgemma=self._details(index, outcome),
+            )
+            for index, outcome in enumerate(outcomes)
+            for found in [self.gap.text(outcome)]
+        ]
+        return self._response(choices, usage=self._usage(outcomes))
+
+    def task_chunks(self, index: int, outcome: TaskOutcome[Filled]) -> Iterator[ResponseModel]:
+        found = self.gap.text(outcome)
+        if found.text:
+            yield self._chunk(index, text=found.text, finish_reason=None)
+        details = self._details(index, outcome)
+        yield self._chunk(index, text="", finish_reason=found.finish_reason, dgemma=details)
+
+    def usage_chunk(self, outcomes: Sequence[TaskOutcome[Filled]]) -> ResponseModel:
+        return self._response([], usage=self._usage(outcomes))
+
+    def _chunk(self, index: int, **choice: Any) -> CompletionResponse:
+        usage: dict[str, Any] = {"usage": None} if self.include_usage else {}
+        return self._response([CompletionChoice(index=index, **choice)], **usage)
+
+    def _response(self, choices: list[CompletionChoice], **usage: Any) -> CompletionResponse:
+        return CompletionResponse(**self.head.fields("text_completion"), choices=choices, **usage)
+
+    def _details(self, index: int, outcome: TaskOutcome[Filled]) -> FillDetails:
+        found, result = self.gap.text(outcome), outcome.result
+        return FillDetails(
+            seed=self.seed + index,
+            finish_reason=found.reason,
+            log_likelihood=None if result is None else result.log_likelihood,
+            candidates=0 if result is None else len(result.candidates),
+            denoising_steps=outcome.usage.forwards,
+            **set_fields(stop_string=found.stop_string),
+        )
+
+    def _usage(self, outcomes: Sequence[TaskOutcome[Filled]]) -> UsageInfo:
+        num_tokens = sum(self.gap.text(outcome).num_tokens for outcome in outcomes)
+        return task_usage(outcomes, self.gap.prompt_tokens, num_tokens)

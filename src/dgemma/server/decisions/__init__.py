@@ -1,0 +1,1 @@
+"""POST /v1/decisions and POST /v1/systemone."""

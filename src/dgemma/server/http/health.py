@@ -1,0 +1,38 @@
+"""GET /health, /ready and /metrics: for monitoring."""
+
+from __future__ import annotations
+
+from dgemma.server.http.errors import ApiError, server_draining
+from dgemma.server.protocol import ResponseModel
+from dgemma.server.state import ServerState
+
+HEALTH_PATH, READY_PATH, METRICS_PATH = "/health", "/ready", "/metrics"
+
+
+class StatusResponse(ResponseModel):
+    status: str
+
+
+def health(state: ServerState) -> StatusResponse:
+    """200 while a restart would not help. A draining server is healthy."""
+    failure = state.engine.stats().failure
+    if failure is not None:
+        raise ApiError(
+            "the engine works no more; restart the server.",
+            status=503,
+            kind="server_error",
+            code="engine_down",
+        )
+    return StatusResponse(status="ok")
+
+
+def ready(state: ServerState) -> StatusResponse:
+    """200 while new requests are admitted."""
+    if state.admission.is_draining:
+        raise server_draining()
+    health(state)
+    return StatusResponse(status="ready")
+
+
+def metrics(state: ServerState) -> str:
+    return state.metrics.render(state.engine.stats(), num_active=state.admission.num_active)

@@ -1,0 +1,82 @@
+"""The HTTP response of a generating endpoint: admission, body, disconnects, whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from dgemma.server.http.body import read_object
+from dgemma.server.http.errors import to_json
+from dgemma.server.http.log import RequestRecord, note_error, record_of
+from dgemma.server.http.sse import EventStream, event_bytes, while_connected
+from dgemma.server.pipeline import Endpoint, RequestRunner, prepare
+from dgemma.server.protocol import ResponseModel
+from dgemma.server.state import ServerState
+
+
+class GeneratedResponse(Response):
+    """A response that runs its request while it is sent: only then can it see the client disconnect."""
+
+    def __init__(self, state: ServerState, endpoint: Endpoint) -> None:
+        super().__init__()
+        self._state = state
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        settings, record = self._state.settings, record_of(scope)
+        with self._state.admission.admit():
+            try:
+                body = await read_object(
+                    Request(scope, receive),
+                    max_bytes=settings.max_body_bytes,
+                    timeout_s=settings.body_timeout_s,
+                )
+                work = self._respond(body, record, send)
+                await while_connected(receive, work, lambda: record.is_answered)
+            except ClientDisconnect:
+                record.has_left = True
+
+    async def _respond(self, body: Mapping[str, Any], record: RequestRecord, send: Send) -> None:
+        runner = await prepare(self._state, self._endpoint, body, record)
+        settings = self._state.settings
+        try:
+            # After the engine's time and its grace, the client has as much grace to read.
+            async with asyncio.timeout(settings.request_timeout_s + 2 * settings.timeout_grace_s):
+                if runner.plan.stream:
+                    await self._stream(runner, send)
+                else:
+                    await _send_whole(send, await runner.response())
+        except TimeoutError:  # a client that does not read counts as disconnected
+            raise ClientDisconnect from None
+
+    async def _stream(self, runner: RequestRunner, send: Send) -> None:
+        end = self._endpoint.end_of_stream
+        async with runner.stream() as chunks, aclosing(_events(chunks, end)) as events:
+            stream = EventStream(send, keep_alive_s=self._state.settings.keep_alive_s)
+            await stream.run(events, lambda error: _error_event(error, runner.record))
+
+
+async def _events(chunks: AsyncGenerator[ResponseModel, None], end: bytes) -> AsyncGenerator[bytes, None]:
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            yield event_bytes(chunk.to_json())
+    if end:
+        yield end
+
+
+def _error_event(error: Exception, record: RequestRecord) -> bytes:
+    """The last event of a stream that failed: its status line was sent before."""
+    return event_bytes(to_json(note_error(error, record).body()))
+
+
+async def _send_whole(send: Send, response: ResponseModel) -> None:
+    content = response.to_json()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": content})

@@ -1,0 +1,137 @@
+"""Settings of a server: frozen, validated once."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from dgemma.errors import InputError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
+_KEY = re.compile(r"[\x21-\x7e]{1,512}")
+
+
+def is_usable_name(name: str) -> bool:
+    """Whether clients can use this as a model name."""
+    return _NAME.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """A LoRA adapter, requested by its name in place of the model's."""
+
+    name: str
+    path: Path
+
+    @classmethod
+    def parse(cls, text: str) -> Adapter:
+        name, equals, path = text.partition("=")
+        if not equals or not path:
+            raise InputError(f"adapter is {text!r}; give it as name=path.")
+        return cls(name=name, path=Path(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of one server. `docs/server.md` has the flag and the environment variable of each."""
+
+    # Where
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any free port, which the log names."""
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # never in a log
+    """A client must send one of them; none: no authentication."""
+
+    # What
+    served_model_name: str = "dgemma"
+    adapters: tuple[Adapter, ...] = ()
+    calibration: Path | None = None
+    """A file that calibrates the probabilities of decisions."""
+
+    # For the engine
+    max_model_len: int | None = None
+    """Most tokens of prompt and answer; None: the checkpoint's."""
+    memory_fraction: float = 0.9
+    canvas_length: int | None = None
+    """None: the checkpoint's."""
+    max_num_seqs: int = 16
+    """Answers being written at once."""
+    prefill_chunk: int = 1024
+    """Prompt tokens per prefill chunk."""
+    queue_len: int = 256
+    """Requests that may wait; one more is refused."""
+
+    # Limits of one request
+    max_body_bytes: int = 8 << 20
+    max_prompt_tokens: int | None = None
+    """None: what leaves space for one canvas."""
+    max_choices: int = 16
+    """Most answers of one request: n, times the prompts of a completion."""
+    max_concurrent_requests: int = 512
+    """Requests being read, waiting or answered at once."""
+    request_timeout_s: float = 600.0
+    """An answer that takes longer ends with the text so far."""
+    timeout_grace_s: float = 30.0
+    """More time for the engine to return that text; after it the server responds 504."""
+    body_timeout_s: float = 30.0
+    """Time for a body to arrive."""
+
+    # Life
+    drain_timeout_s: float = 120.0
+    """After SIGTERM: time for accepted answers to end."""
+    keep_alive_s: float = 15.0
+    """A stream that is silent for so long sends a comment, so that proxies keep it open."""
+    log_text: bool = False
+    """Prompts and answers in the log."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is None and name in _MAY_BE_NONE:
+                continue
+            whole = name not in _REAL
+            good = isinstance(value, int) if whole else isinstance(value, int | float)
+            if not good or isinstance(value, bool) or not math.isfinite(value) or not low <= value <= high:
+                kind = "a whole number" if whole else "a number"
+                raise InputError(
+                    f"{name} is {value!r}; it must be {kind} from {_shown(low)} to {_shown(high)}."
+                )
+        if not self.host:
+            raise InputError("host is empty; give an address such as 127.0.0.1.")
+        for key in self.api_keys:
+            if not _KEY.fullmatch(key):
+                # The key itself stays out of the message: it may end in a log.
+                raise InputError("an API key is empty, too long or has spaces; give 1 to 512 visible ASCII.")
+        names = [self.served_model_name, *(adapter.name for adapter in self.adapters)]
+        for name in names:
+            if not is_usable_name(name):
+                raise InputError(f"the served name {name!r} is not usable; give letters, digits and ._:/@+-")
+            if names.count(name) > 1:
+                raise InputError(f"the served name {name!r} stands for two models; rename one of them.")
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+
+def _shown(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("port", 0, 65535), ("max_model_len", 1, 1 << 31), ("memory_fraction", 0.01, 1),
+    ("canvas_length", 1, 1 << 16), ("max_num_seqs", 1, 1 << 16),
+    ("prefill_chunk", 64, 1 << 20),  # the engine prefills whole blocks
+    ("queue_len", 0, 1 << 20), ("max_body_bytes", 1, 1 << 30), ("max_prompt_tokens", 1, 1 << 31),
+    ("max_choices", 1, 1024), ("max_concurrent_requests", 1, 1 << 20), ("request_timeout_s", 0.01, 86_400),
+    ("timeout_grace_s", 0.01, 3_600),
+    ("body_timeout_s", 0.01, 3_600), ("drain_timeout_s", 0, 86_400), ("keep_alive_s", 0.01, 3_600),
+)  # fmt: skip
+_REAL = (
+    "memory_fraction", "request_timeout_s", "timeout_grace_s", "body_timeout_s", "drain_timeout_s",
+    "keep_alive_s",
+)  # fmt: skip
+_MAY_BE_NONE = ("max_model_len", "canvas_length", "max_prompt_tokens")
+assert {name for name, _, _ in _RANGES} < {entry.name for entry in fields(Settings)}

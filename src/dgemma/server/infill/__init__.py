@@ -1,0 +1,1 @@
+"""POST /infill, the endpoint of llama.cpp's server."""

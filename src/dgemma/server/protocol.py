@@ -1,0 +1,176 @@
+"""Pydantic models that the endpoint families share: request fields, and the common parts of responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from dgemma.engine.request import MAX_LOGIT_BIAS, MAX_LOGIT_BIASES
+from dgemma.params import MAX_STEPS, MAX_STOP_STRING_LEN, MAX_STOP_STRINGS, MAX_TOP_K, PRESETS
+
+# Requests
+
+# Upper bound of integers without a rule of their own: a signed 64-bit number.
+MAX_INT = (1 << 63) - 1
+MAX_END_TOKENS = 64
+# Upper bound of real numbers without a rule of their own: larger values make no difference.
+MAX_REAL = 1e9
+
+_NULL = {"type": "null"}
+_STOP_STRING = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_STRING_LEN}
+# Checked where it is used, with a better message than a union of types gives.
+StopField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _STOP_STRING,
+                {"type": "array", "items": _STOP_STRING, "maxItems": MAX_STOP_STRINGS},
+                _NULL,
+            ]
+        }
+    ),
+]
+LogitBiasField = Annotated[
+    dict[str, Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]],
+    Field(max_length=MAX_LOGIT_BIASES),
+]
+_Preset = Annotated[str, WithJsonSchema({"type": "string", "enum": list(PRESETS)})]
+_Decode = Annotated[str, WithJsonSchema({"type": "string", "enum": ["diffuse", "causal", "auto"]})]
+_Acceptance = Annotated[
+    str, WithJsonSchema({"type": "string", "enum": ["entropy_bound", "confidence", "fixed"]})
+]
+
+
+class RequestModel(BaseModel):
+    """Strict: no unknown field, no number in a string, no infinity."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class CommonFields(RequestModel):
+    """Fields of every request to the model."""
+
+    model: str = Field(max_length=200)
+    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 64) - 1)
+    deadline_s: float | None = Field(None, ge=0, le=MAX_REAL)
+
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class SamplingFields(CommonFields):
+    """Sampling options. dgemma's own have the names of `GenerationParams`."""
+
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=1, le=MAX_TOP_K)
+
+    preset: _Preset | None = None
+    acceptance: _Acceptance | None = None
+    max_denoising_steps: int | None = Field(None, ge=1, le=MAX_STEPS)
+    t_min: float | None = Field(None, ge=0, le=100)
+    t_max: float | None = Field(None, ge=0, le=100)
+    entropy_bound: float | None = Field(None, ge=0, le=MAX_REAL)
+    min_confidence: float | None = Field(None, ge=0, le=1)
+    accept_per_step: int | None = Field(None, ge=1, le=MAX_INT)
+    stability_threshold: int | None = Field(None, ge=0, le=MAX_INT)
+    confidence_threshold: float | None = Field(None, ge=0, le=MAX_REAL)
+
+
+class GenerationFields(SamplingFields):
+    """Options of a generated answer."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    diffusing: bool | None = Field(None, description="With stream: also send drafts of the running canvas.")
+    n: int | None = Field(None, ge=1, le=MAX_INT)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INT)
+    stop: StopField = None
+    logit_bias: LogitBiasField | None = None
+    decode: _Decode | None = None
+    end_tokens: list[Annotated[int, Field(ge=0, le=MAX_INT)]] | None = Field(None, max_length=MAX_END_TOKENS)
+    ignore_end: bool | None = None
+
+
+# Responses
+
+FinishReasonName = Literal["stop", "length", "tool_calls"]
+
+
+class ResponseModel(BaseModel):
+    """A response is written with the fields that were set: an absent field differs from null."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    def to_json(self) -> bytes:
+        return self.model_dump_json(exclude_unset=True).encode()
+
+
+class PromptTokensDetails(ResponseModel):
+    cached_tokens: int = Field(description="Tokens of the prompt found in the prefix cache.")
+
+
+class UsageInfo(ResponseModel):
+    prompt_tokens: int = Field(description="Each prompt counts once, however many answers it has.")
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    denoising_steps: int = Field(description="Denoise forwards of all answers.")
+    canvases: int
+    tokens_per_forward: float
+
+
+class UnreadToolCall(ResponseModel):
+    name: str
+    error: str
+
+
+class AnswerDetails(ResponseModel):
+    """How an answer was generated."""
+
+    seed: int
+    decode: str
+    finish_reason: Literal["stop", "length", "deadline"]
+    steps: list[int] = Field(description="Denoise forwards per canvas.")
+    tokens_per_forward: float
+    stop_string: str | None = None
+    provisional_tokens: int = Field(
+        0, description="At the end: unsettled tokens of a canvas that the deadline cut short."
+    )
+    unread_tool_calls: list[UnreadToolCall] = Field(
+        default_factory=list, description="Calls that cannot be parsed, or name a tool that was not offered."
+    )
+
+
+class DraftInfo(ResponseModel):
+    """The running canvas after one step; none of it is final."""
+
+    canvas: int
+    step: int
+    text: str
+    entropy: float = Field(description="Mean entropy of its tokens, in nats.")
+
+
+class ErrorInfo(ResponseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(ResponseModel):
+    error: ErrorInfo
+
+
+def set_fields(**fields: Any) -> dict[str, Any]:
+    """The fields with a value; the others are left out of a response."""
+    return {name: value for name, value in fields.items() if value}

@@ -1,0 +1,330 @@
+"""The base of the endpoint families' serving classes: checks and conversions that all of them need.
+
+Each family has a subclass (`ChatServing`, `CompletionServing`, ...) that makes a `ServingPlan` of a request.
+Works on text, which may take a while: call it from a thread.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+from dgemma.engine.request import EngineRequest
+from dgemma.engine.service import ServedModel
+from dgemma.errors import suggestion
+from dgemma.events import Answer
+from dgemma.params import MAX_LOGPROBS, GenerationParams
+from dgemma.server.http.errors import ApiError, context_too_long, invalid, shown
+from dgemma.server.http.settings import Settings
+from dgemma.server.plan import ResponseWriter, ServingPlan, single_round
+from dgemma.server.protocol import CommonFields, GenerationFields
+from dgemma.server.response_format import RequestedFormat
+from dgemma.server.text import TextService
+from dgemma.structured_output.compiler import GrammarCompiler
+from dgemma.tasks.calibration import Calibration
+from dgemma.tasks.context import TaskContext
+
+MAX_SEED = (1 << 64) - 1
+# Fields of a request that become generation options under the same name; the others need a check first.
+_OPTIONS = (
+    *(
+        option.name
+        for option in fields(GenerationParams)
+        if option.name not in ("seed", "max_tokens", "logprobs", "deadline_s", "end_tokens")
+    ),
+    "preset",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingContext:
+    """What a request is checked against."""
+
+    settings: Settings
+    served: ServedModel
+    text: TextService
+    compiler: GrammarCompiler
+    calibration: Calibration | None = None  # of decisions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseHead:
+    """The fields that every response object and chunk begins with."""
+
+    id: str
+    created: int  # Unix seconds
+    model: str  # as the client named it
+    system_fingerprint: str
+
+    def fields(self, object_: str) -> dict[str, Any]:
+        return {**vars(self), "object": object_}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationInfo:
+    """What the writer of a plain generation needs of its request."""
+
+    head: ResponseHead
+    num_choices: int
+    num_prompts: int
+    prompt_tokens: int  # of all prompts
+    include_usage: bool
+    logprobs: int | None  # top-k entries to list per token; None: no log-probabilities
+    has_tools: bool  # tools were offered, so tool calls are part of the answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """The prompts of a plain generation and its limit, with the names the client gave them."""
+
+    tokens: Sequence[tuple[int, ...]]
+    field: str
+    max_tokens: int | None
+    max_tokens_field: str
+
+
+class ServingBase:
+    """Checks and conversions that all endpoint families need."""
+
+    def __init__(self, context: ServingContext) -> None:
+        self.context = context
+        self.settings = context.settings
+        self.served = context.served
+        self.text = context.text
+
+    def head(self, request: CommonFields, prefix: str) -> ResponseHead:
+        return ResponseHead(
+            id=new_id(prefix),
+            created=int(time.time()),
+            model=request.model,
+            system_fingerprint=self.served.fingerprint,
+        )
+
+    def generation_info(
+        self,
+        request: GenerationFields,
+        prompts: Prompts,
+        *,
+        prefix: str,
+        logprobs: int | None,
+        has_tools: bool = False,
+    ) -> GenerationInfo:
+        """Check what does not depend on the response format -> what the writer needs."""
+        check_streaming(request)
+        num_choices = self.check_choices(len(prompts.tokens), request.n)
+        for tokens in prompts.tokens:
+            self._check_prompt(tokens, prompts)
+        return GenerationInfo(
+            head=self.head(request, prefix),
+            num_choices=num_choices,
+            num_prompts=len(prompts.tokens),
+            prompt_tokens=sum(map(len, prompts.tokens)),
+            include_usage=include_usage(request),
+            logprobs=logprobs,
+            has_tools=has_tools,
+        )
+
+    def generation_plan(
+        self,
+        request: GenerationFields,
+        prompts: Prompts,
+        info: GenerationInfo,
+        writer: ResponseWriter[list[Answer]],
+        response_format: RequestedFormat | None,
+    ) -> ServingPlan[list[Answer]]:
+        """One round with one engine request per choice: prompt 0's choices, then prompt 1's, ..."""
+        params = self.generation_params(request, prompts.max_tokens, info.logprobs)
+        seed = request_seed(request)
+        check_seeds(seed, info.num_choices)
+        biases = self._logit_bias(request)
+        choices_per_prompt = info.num_choices // info.num_prompts
+        requests = [
+            EngineRequest(
+                id=f"{info.head.id}-{index}",
+                prompt=prompts.tokens[index // choices_per_prompt],
+                seed=seed + index,
+                params=params,
+                adapter=self.adapter(request.model),
+                drafts=bool(request.diffusing),
+                logit_bias=biases,
+            )
+            for index in range(info.num_choices)
+        ]
+        assert params.deadline_s is not None
+        return ServingPlan(
+            model=request.model,
+            start=partial(single_round, requests),
+            num_choices=info.num_choices,
+            writer=writer,
+            deadline_s=params.deadline_s,
+            answers_are_choices=True,
+            prompt_tokens=info.prompt_tokens,
+            stream=bool(request.stream),
+            include_usage=info.include_usage,
+            response_format=response_format,
+            field_names={"max_tokens": prompts.max_tokens_field},
+        )
+
+    def task_context(
+        self, request: CommonFields, *, id_: str, seed: int, num_choices: int = 1
+    ) -> TaskContext:
+        """What a task (infill, edit, decide) works with."""
+        check_seeds(seed, num_choices)
+        context = self.text.task_context(
+            self.served,
+            params=self.generation_params(request),
+            seed=seed,
+            adapter=self.adapter(request.model),
+            id_=id_,
+        )
+        return replace(context, compiler=self.context.compiler)
+
+    def deadline_s(self, task: TaskContext) -> float:
+        """Seconds for all tasks of a request."""
+        deadline_s = task.params.deadline_s
+        return self.settings.request_timeout_s if deadline_s is None else deadline_s
+
+    def adapter(self, model: str) -> str | None:
+        """The served adapter that `model` names; None: the base model."""
+        known = (self.settings.served_model_name, *self.served.adapters)
+        if model not in known:
+            raise unknown_model(model, known)
+        return None if model == known[0] else model
+
+    def check_choices(self, num_prompts: int, n: int | None) -> int:
+        """The number of choices of a request, within the server's limit."""
+        num_choices = num_prompts * (n or 1)
+        most = self.settings.max_choices
+        if num_choices > most:
+            name = "n" if num_prompts == 1 else "prompt"
+            raise invalid(
+                f"{name} asks for {num_choices} answers; this server writes at most {most} per request.", name
+            )
+        return num_choices
+
+    def _check_prompt(self, prompt: tuple[int, ...], prompts: Prompts) -> None:
+        served, field, limit = self.served, prompts.field, prompts.max_tokens
+        if not prompt:
+            raise invalid(f"{field} holds no token; give it some text.", field)
+        wrong = next((token for token in prompt if not 0 <= token < served.vocab_size), None)
+        if wrong is not None:
+            raise invalid(
+                f"{field} holds token {shown(wrong)}; this vocabulary ends at {served.vocab_size - 1}.",
+                field,
+            )
+        most = self.settings.max_prompt_tokens
+        most_new = served.max_new_tokens(len(prompt))
+        if most_new == 0 or (most is not None and len(prompt) > most):
+            rule = (
+                f"this model's context of {served.max_positions} then has no room for a canvas of "
+                f"{served.canvas_len}"
+                if most_new == 0
+                else f"this server takes at most {most}"
+            )
+            raise context_too_long(f"{field} has {len(prompt)} tokens; {rule}. Shorten the prompt.", field)
+        if limit is not None and limit > most_new:
+            raise context_too_long(
+                f"{prompts.max_tokens_field} is {limit}; this model's context leaves {most_new}. Lower it "
+                "or shorten the prompt.",
+                prompts.max_tokens_field,
+            )
+
+    def generation_params(
+        self, request: CommonFields, max_tokens: int | None = None, logprobs: int | None = None
+    ) -> GenerationParams:
+        most_s = self.settings.request_timeout_s
+        if request.deadline_s is not None and request.deadline_s > most_s:
+            raise invalid(
+                f"deadline_s is {request.deadline_s:g}; this server ends answers after {most_s:g} seconds.",
+                "deadline_s",
+            )
+        options = {name: getattr(request, name, None) for name in _OPTIONS}
+        ends: list[int] | None = getattr(request, "end_tokens", None)
+        if ends is not None:
+            wrong = [token for token in ends if token >= self.served.vocab_size]
+            if wrong:
+                raise invalid(
+                    f"end_tokens holds {wrong[0]}; this vocabulary ends at {self.served.vocab_size - 1}.",
+                    "end_tokens",
+                )
+            options["end_tokens"] = tuple(ends)
+        top_k = logprobs
+        if logprobs is not None:
+            # The token of a canvas is its argmax. A causal token is sampled: search it in a longer list.
+            top_k = max(1, logprobs) if options["decode"] in (None, "diffuse") else MAX_LOGPROBS
+        return GenerationParams.make(
+            self.served.defaults,
+            **options,
+            max_tokens=max_tokens,
+            logprobs=top_k,
+            deadline_s=most_s if request.deadline_s is None else request.deadline_s,
+        )
+
+    def _logit_bias(self, request: GenerationFields) -> tuple[tuple[int, float], ...]:
+        biases: dict[int, float] = {}
+        for key, bias in (request.logit_bias or {}).items():
+            token = int(key) if key.isascii() and key.isdigit() and len(key) < 12 else -1
+            if str(token) != key or not 0 <= token < self.served.vocab_size:
+                raise invalid(
+                    f"logit_bias has the key {shown(key)}; keys are token ids from 0 to "
+                    f"{self.served.vocab_size - 1}.",
+                    "logit_bias",
+                )
+            biases[token] = float(bias)
+        return tuple(sorted(biases.items()))
+
+
+def unknown_model(name: str, known: Sequence[str]) -> ApiError:
+    return ApiError(
+        f"model {shown(name)} is not served here{suggestion(name[:200], known)} "
+        f"Served: {', '.join(known[:20])}.",
+        status=404,
+        param="model",
+        code="model_not_found",
+    )
+
+
+def request_seed(request: CommonFields) -> int:
+    """The request's seed, or a random one that is short enough to be typed again."""
+    return secrets.randbits(32) if request.seed is None else request.seed
+
+
+def check_seeds(seed: int, num_choices: int) -> None:
+    """Choices take consecutive seeds; the last one must be valid too."""
+    if seed + num_choices - 1 > MAX_SEED:
+        raise invalid(f"seed is {seed}; that of the last answer would pass {MAX_SEED}.", "seed")
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def include_usage(request: GenerationFields) -> bool:
+    return bool(request.stream_options and request.stream_options.include_usage)
+
+
+def check_streaming(request: GenerationFields) -> None:
+    if request.stream:
+        return
+    for name, value in (("stream_options", request.stream_options), ("diffusing", request.diffusing)):
+        if value:
+            raise invalid(f"{name} is for streams; set stream to true, or leave {name} out.", name)
+
+
+def check_end_tokens(request: GenerationFields, response_format: RequestedFormat | None) -> None:
+    """A constrained text ends with the model's own end token."""
+    if response_format is None:
+        return
+    for name, value in (("end_tokens", request.end_tokens), ("ignore_end", request.ignore_end)):
+        if value or value == []:
+            raise invalid(
+                f"{name} is {shown(value)}, which is not supported with {response_format.field}: a text that "
+                f"is whole ends with an end token of the model. Leave {name} out.",
+                name,
+                "unsupported_parameter",
+            )

@@ -1,0 +1,1 @@
+"""Structured output: response formats compiled to DFAs on the tokens of a vocabulary. No torch."""

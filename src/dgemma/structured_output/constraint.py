@@ -1,0 +1,51 @@
+"""A constraint on one answer: its token DFA, and the states from which the text can still be completed."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dgemma.structured_output.token_dfa import TokenDFA
+
+Bools = NDArray[np.bool_]
+TokenChoices = Mapping[int, tuple[int, ...]]
+"""Pinned positions of the answer: the tokens allowed at each."""
+_ANY_TOKEN = range(1 << 31)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """The token DFA accepts the whole answer, or positions `begin` to `end` of it."""
+
+    token_dfa: TokenDFA
+    end_tokens: tuple[
+        int, ...
+    ] = ()  # tokens that may follow a complete text; the DFA has transitions on them
+    begin: int = 0  # first constrained position of the answer
+    end: int | None = None  # one past the last; None: the text ends with an end token
+    complete_after: Container[int] = (
+        _ANY_TOKEN  # at max_tokens, an answer that ends with one is not truncated
+    )
+
+    def stop(self, max_tokens: int) -> int:
+        return max_tokens if self.end is None else self.end
+
+    def completable_states(self, position: int, max_tokens: int, choices: TokenChoices) -> Bools:
+        """The DFA states before `position` from which the text can be completed in time [states].
+
+        choices: the pinned positions from `position` on.
+        """
+        dfa, stop = self.token_dfa, self.stop(max_tokens)
+        if self.end is None:  # end tokens fill the positions after a complete text
+            since = max([position, *(at + 1 for at in choices if at < stop)])
+            can: Bools = dfa.distance <= stop - since
+        else:
+            since, can = stop, dfa.accepts
+        for at in range(since - 1, position - 1, -1):
+            tokens = choices.get(at)
+            classes = slice(None) if tokens is None else np.unique(dfa.class_of_token[list(tokens)])
+            can = np.asarray(np.append(can, False)[dfa.transitions[classes]].any(0))
+        return can

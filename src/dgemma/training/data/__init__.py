@@ -1,0 +1,1 @@
+"""Training data: records to examples, their order, and the corrupted canvases of a batch."""

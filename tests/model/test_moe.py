@@ -1,0 +1,128 @@
+"""Tokens reach their experts and come back the same, whatever the form; backward is forward's inverse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dgemma.model.attention import explicit_attention, grouped_query_attention
+from dgemma.model.execution import Execution
+from dgemma.model.linear import ExpertLinear
+from dgemma.model.moe import Experts, Route, combine, dispatch, sort_by_expert, sort_in_blocks
+from oracle import CASES, make_oracle, make_ours
+
+FORMS = {
+    "by expert": Execution(grouped_experts=False),
+    "grouped": Execution(),
+    "blocks of 4": Execution(expert_block=4),
+    "blocks of 64": Execution(expert_block=64),
+}
+
+
+def routes(chosen: Tensor, num_experts: int, block: int) -> list[Route]:
+    return [sort_by_expert(chosen)[1], sort_in_blocks(chosen, num_experts, block)]
+
+
+def random_choice(n: int, k: int, num_experts: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(n, num_experts, generator=generator).topk(k).indices
+
+
+@given(st.integers(1, 40), st.integers(1, 3), st.integers(3, 9), st.integers(1, 20), st.integers(0, 1 << 30))
+def test_every_pair_has_its_own_slot_in_a_block_of_its_expert(
+    n: int, k: int, num_experts: int, block: int, seed: int
+) -> None:
+    chosen = random_choice(n, k, num_experts, seed)
+    route = sort_in_blocks(chosen, num_experts, block)
+    slots = route.slot_of_pair.flatten()
+    assert len(set(slots.tolist())) == n * k
+    assert torch.equal(route.expert_of_block[slots // block], chosen.flatten())
+    assert torch.equal(route.pair_of_slot[slots], torch.arange(n * k))
+    assert torch.equal(route.token_of_slot[slots], torch.arange(n * k) // k)
+    assert (~route.is_padding).sum() == n * k
+    assert not route.is_padding[slots].any()
+    assert torch.equal(route.expert_of_block, route.expert_of_block.sort().values)
+    assert len(route.token_of_slot) == (n * k // block + num_experts) * block  # known from shapes alone
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_gradients_of_spread_and_collect_are_those_of_plain_indexing(which: int) -> None:
+    chosen = random_choice(17, 3, 5, seed=1)
+    route = routes(chosen, 5, block=4)[which]
+    x = torch.randn(17, 6, dtype=torch.float64, requires_grad=True)
+    weights = torch.rand(17, 3, dtype=torch.float64, requires_grad=True)
+    out = torch.randn(17, 6, dtype=torch.float64)
+
+    def plainly() -> Tensor:
+        rows = x[route.token_of_slot] ** 2
+        return (rows[route.slot_of_pair] * weights[..., None]).sum(1)
+
+    ours = combine(dispatch(x, route) ** 2, weights, route)
+    torch.testing.assert_close(ours, plainly())
+    expected = torch.autograd.grad((plainly() * out).sum(), [x, weights])
+    # Sums run in fp32.
+    torch.testing.assert_close(
+        torch.autograd.grad((ours * out).sum(), [x, weights]), expected, atol=1e-5, rtol=1e-5
+    )
+
+
+def experts_of(case: int = 0) -> Experts:
+    experts: Experts = make_ours(make_oracle(CASES[case])).transformer.layers[0].experts
+    experts.requires_grad_(True)
+    return experts
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("skewed", [False, True])
+def test_expert_kernels_agree_with_the_reference_in_value_and_gradient(form: str, skewed: bool) -> None:
+    chosen = random_choice(50, 2, 8, seed=3)
+    if skewed:  # all tokens to two experts, six get none
+        chosen = torch.tensor([6, 1]).expand(50, 2)
+    generator = torch.Generator().manual_seed(0)
+    x, weights = torch.randn(50, 32, generator=generator), torch.rand(50, 2, generator=generator)
+
+    def run(execution: Execution) -> list[Tensor]:
+        experts = experts_of()
+        inputs = [x.clone().requires_grad_(True), weights.clone().requires_grad_(True)]
+        y = experts(inputs[0], chosen, inputs[1], execution)
+        y.sin().sum().backward()
+        tensors = (*inputs, *experts.parameters())
+        return [y.detach(), *(t.grad for t in tensors if t.grad is not None)]
+
+    ours, plain = run(FORMS[form]), run(FORMS["by expert"])
+    assert len(ours) == len(plain) == 5
+    torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_a_bank_without_blocks_of_its_own_uses_its_grouped_product() -> None:
+    experts_linear = experts_of().gate_up
+    x = torch.randn(3, 4, 32)
+    expert_of_block = torch.tensor([1, 1, 5])
+    torch.testing.assert_close(
+        ExpertLinear.multiply_blocks(experts_linear, x, expert_of_block),
+        experts_linear.multiply_blocks(x, expert_of_block),
+    )
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("wide", [False, True])
+def test_explicit_attention_agrees_with_the_fused_one_in_value_and_gradient(
+    kv_heads: int, wide: bool
+) -> None:
+    torch.manual_seed(0)
+    mask = torch.rand(2, 1, 5 if wide else 1, 9) < 0.5
+    mask[..., 0] = True
+    found = []
+    for how in (grouped_query_attention, explicit_attention):
+        torch.manual_seed(1)
+        tensors = [torch.randn(2, 5, 4, 8), *(torch.randn(2, 9, kv_heads, 8) for _ in range(2))]
+        for tensor in tensors:
+            tensor.requires_grad_(True)
+        for seen in (mask, None):
+            mixed = how(*tensors, seen)
+            mixed.sin().sum().backward()
+        found.append([mixed.detach(), *(t.grad for t in tensors)])
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)

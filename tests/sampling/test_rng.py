@@ -1,0 +1,105 @@
+"""The generator equals its published vectors, and a number depends on its place only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dgemma.sampling.rng import (
+    NoiseKey,
+    NoiseStream,
+    exact_log,
+    noise_key,
+    philox,
+    race_times,
+    random_tokens,
+    to_below,
+    to_unit,
+)
+
+CPU = torch.device("cpu")
+
+# Known-answer vectors of Philox-4x32-10 published with Random123.
+VECTORS = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+def words(text: str) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.tensor(int(word, 16)) for word in text.split())
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), VECTORS)
+def test_published_vectors(counter: str, key: str, expected: str) -> None:
+    found = philox(words(counter), words(key))  # type: ignore[arg-type]
+    assert [int(word) for word in found] == [int(word) for word in words(expected)]
+
+
+def key(*seeds: int, canvas: int = 0, step: int = 0) -> NoiseKey:
+    return noise_key(seeds, [canvas] * len(seeds), [step] * len(seeds), CPU)
+
+
+def test_a_rows_numbers_do_not_depend_on_its_company() -> None:
+    index = torch.arange(260).expand(3, 7, 260)
+    together = race_times(key(5, 6, 7), NoiseStream.CHUNK_RACE, index)
+    alone = race_times(key(6), NoiseStream.CHUNK_RACE, index[:1])
+    tokens = random_tokens(key(5, 6, 7), NoiseStream.OPEN, 9, 1000)
+    assert torch.equal(tokens[1:2], random_tokens(key(6), NoiseStream.OPEN, 9, 1000)), "integers differ"
+    assert torch.equal(together[1:2], alone), (together[1:2] - alone).abs().max()
+
+
+def test_a_part_of_the_words_has_the_numbers_of_the_whole() -> None:
+    whole = race_times(key(1), NoiseStream.TOKEN_RACE, torch.arange(4096).expand(1, 3, 4096))
+    part = race_times(key(1), NoiseStream.TOKEN_RACE, torch.arange(1024, 2048).expand(1, 3, 1024))
+    assert torch.equal(whole[..., 1024:2048], part)
+
+
+def test_every_coordinate_changes_the_numbers() -> None:
+    base = random_tokens(key(1), NoiseStream.OPEN, 64, 1 << 18)
+    others = [
+        random_tokens(key(2), NoiseStream.OPEN, 64, 1 << 18),
+        random_tokens(key(1 + (1 << 40)), NoiseStream.OPEN, 64, 1 << 18),
+        random_tokens(key(1, canvas=1), NoiseStream.OPEN, 64, 1 << 18),
+        random_tokens(key(1, step=1), NoiseStream.OPEN, 64, 1 << 18),
+        random_tokens(key(1), NoiseStream.RENOISE, 64, 1 << 18),
+    ]
+    for other in others:
+        assert (base == other).float().mean() < 0.05
+    assert len(set(base.flatten().tolist())) > 60  # positions differ too
+
+
+def test_seeds_of_64_bits_are_taken_whole() -> None:
+    for seed in (0, -1, (1 << 64) - 1, 1 << 63):
+        random_tokens(key(seed), NoiseStream.OPEN, 4, 10)
+    assert torch.equal(
+        random_tokens(key(-1), NoiseStream.OPEN, 4, 10),
+        random_tokens(key((1 << 64) - 1), NoiseStream.OPEN, 4, 10),
+    )
+
+
+def test_units_stay_inside_and_tokens_cover_their_range() -> None:
+    edges = torch.tensor([0, (1 << 32) - 1])
+    assert 0 < to_unit(edges)[0] < to_unit(edges)[1] < 1
+    assert to_below(edges, 262_144).tolist() == [0, 262_143]
+    tokens = random_tokens(key(*range(40)), NoiseStream.RENOISE, 256, 7)
+    counts = torch.bincount(tokens.flatten(), minlength=7).double()
+    expected = tokens.numel() / 7
+    chi_square = ((counts - expected) ** 2 / expected).sum().item()
+    assert chi_square < 22.5  # 0.1 % point of 6 degrees of freedom
+
+
+def test_the_exact_logarithm_is_a_logarithm() -> None:
+    x = torch.cat((torch.logspace(-30, 30, 20_000, base=2), to_unit(torch.arange(0, 1 << 32, 1 << 20))))
+    truth = x.double().log()
+    error = (exact_log(x) - truth).abs() / truth.abs().clamp(min=1e-3)
+    assert error.max() < 1e-6
+
+
+def test_the_exact_logarithm_does_not_feel_its_place_in_memory() -> None:
+    x = to_unit(torch.randint(1 << 32, (5001,)))
+    whole = exact_log(x)
+    for start in range(1, 40):
+        assert torch.equal(exact_log(x[start:]), whole[start:])
+        assert torch.equal(exact_log(x[start : start + 1]), whole[start : start + 1])

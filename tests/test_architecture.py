@@ -1,0 +1,123 @@
+"""Imports go one way, packages import only what they may, torch stays out of the files that need none."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "dgemma"
+
+# Each package may import itself and the packages it names; docs/architecture.md says why.
+PACKAGES: dict[str, set[str]] = {
+    "errors": set(),
+    "params": {"errors"},
+    "events": set(),
+    "machine": set(),
+    "sudoku": {"errors"},
+    "model": {"errors"},
+    "sampling": {"errors", "params"},
+    "text": {"errors", "events"},
+    "structured_output": {"errors", "text"},
+    "checkpoint": {"errors", "model"},
+    "engine": {
+        "errors", "params", "events", "machine", "model", "sampling", "text", "structured_output",
+    },
+    "tasks": {"errors", "params", "events", "text", "structured_output", "engine"},
+    "language_model": {
+        "errors", "params", "events", "model", "sampling", "text", "structured_output", "checkpoint",
+        "engine", "tasks",
+    },
+    "training": {
+        "errors", "events", "machine", "model", "sampling", "text", "checkpoint", "language_model",
+    },
+    "evaluation": {"errors", "params", "events", "text", "language_model", "sudoku"},
+    "bench": {"events", "language_model"},
+    "selfcheck": {"checkpoint", "language_model", "machine", "model"},
+    "server": {"errors", "params", "events", "text", "structured_output", "engine", "tasks", "__init__"},
+    "cli": {
+        "errors", "params", "events", "machine", "model", "structured_output", "checkpoint", "engine",
+        "tasks",
+        "selfcheck", "training", "evaluation", "bench", "sudoku", "server", "__init__",
+    },
+    "__init__": {"errors", "params", "events", "model", "sampling", "tasks", "language_model"},
+}  # fmt: skip
+TORCH_FREE_PACKAGES = ("text", "sudoku", "server", "tasks", "structured_output")
+TORCH_FREE = [
+    "errors.py", "params.py", "events.py", "machine.py", "model/config.py", "checkpoint/hub.py",
+    "checkpoint/names.py", "checkpoint/presets.py", "checkpoint/parameter_count.py", "checkpoint/source.py",
+    "checkpoint/safetensors_file.py", "checkpoint/adapter_source.py", "checkpoint/adapter_config.py",
+    "training/report.py", "training/callbacks.py", "training/curves.py", "training/data/stream.py",
+    "training/data/sources.py", "training/data/records.py", "training/data/jsonl.py",
+    "training/data/order.py",
+    "training/data/text_windows.py", "__init__.py",
+    "checkpoint/bundled.py", "engine/block_pool.py", "engine/prefix_cache.py", "engine/kv_cache_manager.py",
+    "engine/scheduler.py", "engine/service.py", "engine/request.py",
+    *(str(f.relative_to(SOURCE)) for p in TORCH_FREE_PACKAGES for f in (SOURCE / p).rglob("*.py")),
+]  # fmt: skip
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def package_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imports(file: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+def test_imports_only_go_up_the_list(file: Path) -> None:
+    path = file.relative_to(SOURCE)
+    package = path.parts[0].removesuffix(".py")
+    for module in imports(file):
+        if module == "dgemma" or module.startswith("dgemma."):
+            assert package_of(module) in PACKAGES[package] | {package}, f"{path} imports {module}"
+
+
+def test_every_package_is_listed() -> None:
+    packages = {f.relative_to(SOURCE).parts[0].removesuffix(".py") for f in FILES}
+    assert packages == set(PACKAGES)
+
+
+@pytest.mark.parametrize("name", TORCH_FREE)
+def test_torch_free_files_stay_torch_free(name: str) -> None:
+    tree = ast.parse((SOURCE / name).read_text())
+    top_level = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not any("torch" in ast.dump(node) for node in top_level)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+def test_each_file_begins_with_what_it_is_for(file: Path) -> None:
+    assert file.read_text().lstrip().startswith('"""')
+
+
+def test_no_device_specific_or_float64_code_in_the_model() -> None:
+    """bf16 on CPU, CUDA and mps: nothing that only one device has."""
+    for file in (SOURCE / "model").glob("*.py"):
+        text = file.read_text()
+        assert not re.search(r"float64|\.double\(|torch\.cuda\.|torch\.mps", text), file
+
+
+def test_importing_dgemma_imports_no_torch() -> None:
+    code = "import dgemma, dgemma.cli.main, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_class_names_are_unique() -> None:
+    found: dict[str, list[str]] = {}
+    for file in FILES:
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(str(file.relative_to(SOURCE)))
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}
