@@ -4,8 +4,8 @@ PY ?= python
 .PHONY: install lint types test test-avx2 test-full documented wheel golden
 
 install:  ## the package and its development tools; CPU torch first, so that no CUDA build is pulled
-	$(PY) -m pip install --quiet "torch==2.13.0"
-	$(PY) -m pip install --quiet -e ".[dev]"
+	$(PY) -m pip install --quiet "torch==2.13.0" uv
+	$(PY) -m uv pip install --quiet --python "$$($(PY) -c 'import sys; print(sys.executable)')" -e ".[dev]"
 
 lint:
 	$(PY) -m ruff check .

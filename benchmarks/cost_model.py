@@ -167,7 +167,7 @@ def product_rates(weights: Sequence[Linear], dtype: torch.dtype) -> tuple[float,
 
 
 def step_s(machine: Machine, config: ModelConfig, canvases: int, context: int) -> float:
-    """A denoise step of so many canvases behind `context` tokens each."""
+    """A denoise step of so many canvases after `context` tokens each."""
     rows, hidden, k = canvases * config.canvas_len, config.hidden_size, config.experts_per_token
 
     def dense(numbers: float) -> float:

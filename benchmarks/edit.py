@@ -2,7 +2,7 @@
 
     python -m benchmarks.edit [--lines N] [--seed S] [--suffix=-name]
 
-A line is 48 tokens of a held-out document behind 96 others, with one to three words spoilt: a letter
+A line is 48 tokens of a held-out document after 96 others, with one to three words spoilt: a letter
 replaced, inserted or left out. `edit` finds and mends them. `anew` writes the whole line again from noise,
 with the same weights and sampler, shown the spoilt line by the chat template. `seed_canvas` takes the spoilt
 line as the first canvas and denoises it to its end. Mended: the word is as it was written. Altered: of the
@@ -119,7 +119,7 @@ def written_anew(lm: LanguageModel, line: Spoilt, seed: int) -> tuple[str, int]:
 
 
 def from_seed_canvas(lm: LanguageModel, line: Spoilt, seed: int) -> tuple[str, int]:
-    """The spoilt line as the first canvas, all of it free, what follows pinned behind it."""
+    """The spoilt line as the first canvas, all of it free, what follows pinned after it."""
     bench = lm._task_context(seed=seed)
     old, after = lm.tokenizer.encode(line.text), lm.tokenizer.encode(line.after)
     old = old[: bench.canvas_len]

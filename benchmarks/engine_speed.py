@@ -6,7 +6,7 @@ throughput: 1, 2, 4, 8 and 16 answers at once, each of one canvas that takes a f
 what `benchmarks.cost_model` expects, and beside the same answers one after another.
 exact: the same answers in the exact way and by default, in turn.
 flips: by default, how many answers of the bundled text model are the same in company and alone.
-prefix: seconds to a canvas of one step behind 2,000 tokens, when they are new and when they are known; also
+prefix: seconds to a canvas of one step after 2,000 tokens, when they are new and when they are known; also
 at half the released width, with so many words that the vocabulary's share of a step is about the released
 one. long: a prompt of 262,144 tokens, less a canvas, at a narrow geometry.
 """

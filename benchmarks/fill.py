@@ -2,11 +2,11 @@
 
     python -m benchmarks.fill [--per-length N] [--seed S] [--suffix=-name]
 
-Gaps begin and end where tokens do, with 128 tokens before them and 60 behind. `fill` does not know how long
-the gap is (1 to 40 tokens); `true_length` does; `left_to_right` writes the true number of tokens, the
-likeliest each time, and sees nothing behind. Exact: every token right. Likelihood: nats per token of the gap
-and 24 tokens behind it under the causal door, beside the true text's. `--cuts`: gaps cut at any character,
-with and without healing. `--prompted`: the gap asked for through the chat template.
+Gaps begin and end where tokens do, with 128 tokens before them and 60 after. `fill` does not know how long
+the gap is (1 to 40 tokens); `true_length` does; `left_to_right` decodes the true number of tokens
+greedily, and sees nothing after the gap. Exact: every token right. Likelihood: nats per token of the gap and
+24 tokens after it in causal mode, beside the true text's. `--cuts`: gaps cut at any character, with and
+without healing. `--prompted`: the gap asked for through the chat template.
 """
 
 from __future__ import annotations

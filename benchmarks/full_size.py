@@ -3,7 +3,7 @@
     dgemma new 26b-int4 --preset 26b --quantize int4
     python -m benchmarks.full_size 26b-int4                 (--steps N)
 
-Loads by streaming, denoises a canvas behind a short prompt, commits it, and denoises another. Peak memory is
+Loads by streaming, denoises a canvas after a short prompt, commits it, and denoises another. Peak memory is
 the process's largest resident size; seconds per step stand beside the cost model's. The commit shares the
 forward of the second canvas's first step, whose seconds are among the steps'.
 """

@@ -26,7 +26,7 @@ class _Order:
     counts: Numbers  # [n-grams]; of the highest order occurrences, else different tokens in front
     histories: Numbers  # [histories] sorted
     totals: Numbers  # [histories] sum of counts
-    followers: Numbers  # [histories] different tokens behind
+    followers: Numbers  # [histories] different tokens after
     discount: float
 
 

@@ -111,7 +111,7 @@ async def drain(
 async def drain_one(
     server: Served, pool: Sequence[Ask], alone: Alone, *, clients: int, rng: random.Random, within_s: float
 ) -> dict[str, Any]:
-    tally, doors = Tally(alone), Counter[str]()
+    tally, refusals = Tally(alone), Counter[str]()
     asked = rng.choices(pool, k=clients)
     sent = [asyncio.Event() for _ in asked]
     replies = [
@@ -127,7 +127,7 @@ async def drain_one(
     exited = asyncio.create_task(asyncio.to_thread(server.process.wait, within_s + 30))
     await asyncio.sleep(0.05)  # a signal takes a moment to be heard
     while not exited.done():
-        doors[_door(await ask(server.port, CHAT, {"model": MODEL, "messages": []}))] += 1
+        refusals[_refusal(await ask(server.port, CHAT, {"model": MODEL, "messages": []}))] += 1
         await asyncio.sleep(0.1)
     try:
         status: int | None = exited.result()
@@ -137,24 +137,24 @@ async def drain_one(
     for i, (one, reply) in enumerate(zip(asked, await asyncio.gather(*replies), strict=True)):
         # Sent before the signal, read after it: refused is a proper answer too.
         if reply.status == 503 and reply.error() is not None and reply.retry_after_s:
-            tally.counts["refused at the door"] += 1
+            tally.counts["refused"] += 1
         else:
             tally.judge(one, reply, f"open-{i}")
     return {
         "after_s": round(delay_s, 2),
         "open": num_open,
         "answers": tally.summary(),
-        "newcomers": dict(doors),
+        "newcomers": dict(refusals),
         "status": status,
         "ended_after_s": round(ended_s, 2),
         "holds": status == 0
         and not tally.num_wrong
         and ended_s <= within_s + 5
-        and doors.keys() <= {"503", "no connection"},
+        and refusals.keys() <= {"503", "no connection"},
     }
 
 
-def _door(reply: Reply) -> str:
+def _refusal(reply: Reply) -> str:
     """How somebody was turned away who came after the signal."""
     if reply.status is None:
         # Nobody listens any more; or the end came between the connection and its reply.

@@ -28,7 +28,7 @@ BUNDLED = "bundled:text"
 _STARTS_WITHIN_S = 120.0
 _PAGE_KB = os.sysconf("SC_PAGE_SIZE") / 1024
 
-# A poisoned seed says where its request fails, and behind how many steps of a canvas.
+# A poisoned seed says where its request fails, and after how many steps of a canvas.
 POISON = 666_000_000
 POINTS = ("forward", "sample", "_store_encoded", "_process_output")
 

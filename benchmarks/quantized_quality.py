@@ -3,10 +3,10 @@
     python -m benchmarks.quantized_quality                  (--limit N puzzles of each band)
     python -m benchmarks.quantized_quality --dtype float32  (where bf16 is imitated, and slow)
 
-sudoku: held-out puzzles solved, by band, and steps per canvas. text: the causal door's perplexity on
+sudoku: held-out puzzles solved, by band, and steps per canvas. text: the perplexity of causal mode on
 paragraphs of our own pages (which came after its training data), and steps per canvas over the same. Both:
-the distance of one step's distributions, and how often the likeliest word agrees. Quantized models run as
-they do for users here, activations rounded where the kernel runs; `plain activations` is int4 without that.
+the distance of one step's distributions, and how often the argmax agrees. Quantized models run as they do
+for users here, activations rounded where the kernel runs; `plain activations` is int4 without that.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class Crowd:
             await asyncio.sleep(reply.retry_after_s or 1.0)
 
     def _leaving(self, one: Ask) -> Leaving:
-        """Before the answer is whole, which in a crowd takes longer than alone; or behind some event."""
+        """Before the answer is whole, which in a crowd takes longer than alone; or after some event."""
         rng, longest = self.rng, self.calm.seconds[one.number]
         events = rng.randint(1, 8) if one.is_streamed and rng.random() < 0.7 else None
         return Leaving(rng.uniform(0.02, longest), events, abruptly=rng.random() < 0.5)

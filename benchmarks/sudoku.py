@@ -4,7 +4,7 @@
     python -m benchmarks.sudoku --model runs/other/model --suffix=-other
 
 Against: the same geometry before its first training step, and the same weights written left to right through
-the causal door (the likeliest digit each time).
+causal mode (greedy).
 """
 
 from __future__ import annotations

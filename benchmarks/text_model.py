@@ -2,7 +2,7 @@
 
     python -m benchmarks.text_model --runs runs/text/learn runs/text/settle
 
-causal: the perplexity per token of the causal door, in windows of 256 tokens, on every held-out document.
+causal: the perplexity per token of causal mode, in windows of 256 tokens, on every held-out document.
 n-grams: interpolated Kneser-Ney of order 5 over the same tokens, learned from growing parts of the text.
 diffusion: the loss per token of a canvas by the share of tokens that are replaced.
 curve: what the runs' logs say of the held-out windows they looked at, by the megabytes read so far; the
@@ -89,7 +89,7 @@ def told(nats: float, num_tokens: int, num_bytes: int) -> dict[str, float]:
 
 
 def causal_nats(lm: LanguageModel, texts: Sequence[Sequence[int]]) -> float:
-    """-log p of every token, each window behind a `<bos>` of its own."""
+    """-log p of every token, each window after a `<bos>` of its own."""
     bos = lm.tokenizer.bos_id
     assert bos is not None
     pairs = [
@@ -218,7 +218,7 @@ def steps(lm: LanguageModel, texts: Sequence[Sequence[int]], preset: str, count:
 
 
 def samples(lm: LanguageModel, texts: Sequence[Sequence[int]]) -> list[dict[str, str]]:
-    """What it writes behind the beginnings of some held-out documents: the first ones, not chosen."""
+    """What it writes after the beginnings of some held-out documents: the first ones, not chosen."""
     prompts = prompts_of(lm, texts, 40)[::8]
     answers = lm.generate(prompts, max_tokens=ANSWER_TOKENS, seeds=list(range(len(prompts))))
     return [

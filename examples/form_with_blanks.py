@@ -1,4 +1,4 @@
-"""A form with blanks, filled one after another: each sees those that are filled and the text behind it."""
+"""A form with blanks, filled one after another: each sees those that are filled and the text after it."""
 
 import dgemma
 

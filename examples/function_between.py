@@ -6,7 +6,7 @@ BEFORE = """\
 def read_lines(path):
     with open(path) as file:
         """
-BEHIND = """
+AFTER = """
 
 def write_lines(path, lines):
     with open(path, "w") as file:
@@ -16,8 +16,8 @@ def write_lines(path, lines):
 
 def main() -> None:
     lm = dgemma.load("bundled:text", dtype="float32")
-    filled = lm.fill(BEFORE, BEHIND, max_tokens=12, seed=1)
-    print(BEFORE + filled.text + BEHIND)
+    filled = lm.fill(BEFORE, AFTER, max_tokens=12, seed=1)
+    print(BEFORE + filled.text + AFTER)
     for candidate in filled.candidates:
         print(f"# {candidate.log_likelihood:8.1f} {candidate.text!r}")
 

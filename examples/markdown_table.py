@@ -7,15 +7,15 @@ BEFORE = """\
 |--------|---------|
 | `-h`   | show this help |
 | `-o`   |"""
-BEHIND = """ |
+AFTER = """ |
 | `-v`   | show the version |
 """
 
 
 def main() -> None:
     lm = dgemma.load("bundled:text", dtype="float32")
-    filled = lm.fill(BEFORE, BEHIND, max_tokens=8, seed=1)
-    print(BEFORE + filled.text + BEHIND)
+    filled = lm.fill(BEFORE, AFTER, max_tokens=8, seed=1)
+    print(BEFORE + filled.text + AFTER)
 
 
 if __name__ == "__main__":

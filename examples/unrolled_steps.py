@@ -24,7 +24,7 @@ TEMPERATURES = dgemma.Sampler().schedule(torch.tensor([3, 2, 1]), 3).tolist()  #
 
 @dataclass
 class Rollout:
-    """One canvas behind one prompt. Its tokens stay; from step to step only `soft` changes."""
+    """One canvas after one prompt. Its tokens stay; from step to step only `soft` changes."""
 
     cache: dgemma.KVCache
     canvas: Tensor  # [1, canvas]
@@ -32,7 +32,7 @@ class Rollout:
     start: Tensor  # [1, canvas, hidden] what the first step sees
 
     def loss(self, lm: dgemma.LanguageModel, steps: int = 3, *, cut: bool = False) -> Tensor:
-        """Cross-entropy of the target behind so many steps. `cut`: gradients within the last step only."""
+        """Cross-entropy of the target after so many steps. `cut`: gradients within the last step only."""
         soft = self.start
         for temperature in TEMPERATURES[-steps:]:
             logits = lm.logits(lm.denoise(self.canvas, self.cache, soft.detach() if cut else soft))
@@ -82,7 +82,7 @@ def main(path: str) -> None:
     check_gradient("adapter", lambda: rollout.loss(lm), factors, routes)
     check_gradient("what the first step sees", lambda: rollout.loss(lm), [start.requires_grad_()], routes)
 
-    print(f"loss behind three steps: {rollout.loss(lm).item():.2f}; after 30 updates on the loss behind")
+    print(f"loss after three steps: {rollout.loss(lm).item():.2f}; after 30 updates on the loss of")
     reached, ways = {}, {"one step": (1, False), "three steps, cut": (3, True), "three steps": (3, False)}
     for name, (steps, cut) in ways.items():
         lm = base.with_adapter(ADAPTER)  # one base carries as many as we like

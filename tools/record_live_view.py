@@ -89,10 +89,9 @@ class DemoModel:
 def run_demo() -> None:
     """The command line with a scripted model, inside the pseudo-terminal."""
     import dgemma
-    from dgemma.cli import generate, main
+    from dgemma.cli import main
 
     dgemma.load = lambda path, **options: DemoModel()  # type: ignore[assignment,misc]
-    main.COMMANDS = tuple(dict.fromkeys((*main.COMMANDS, generate)))  # type: ignore[assignment]
     sys.exit(main.main())
 
 

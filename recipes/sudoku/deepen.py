@@ -1,6 +1,6 @@
 """Hard puzzles, thought about more than once: `dgemma train recipes/sudoku/deepen.py`.
 
-From the weights of `learn.py`. Half of the canvases are learned behind guesses: up to four, each made behind
+From the weights of `learn.py`. Half of the canvases are learned after guesses: up to four, each made after
 the one before, which is how inference comes to a hard puzzle's end. The learning rate stays where it is, so
 `steps=N` prolongs the run; `settle.py` lets it fall.
 """

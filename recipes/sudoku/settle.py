@@ -2,7 +2,7 @@
 
     dgemma train recipes/sudoku/settle.py
 
-It begins with the weights `deepen.py` ended with. The encoder's loss teaches the causal door to write answers
+It begins with the weights `deepen.py` ended with. The encoder's loss teaches the causal mode to write answers
 left to right, which nothing but the comparison with that needs.
 """
 

@@ -63,7 +63,7 @@ def make_tokenizer(corpus: Path, out: Path, size: int) -> None:
     made = Tokenizer(
         models.BPE(
             vocab=vocab,
-            # Runs first: otherwise the last space would go to the word behind them.
+            # Runs first: otherwise the last space would go to the word after them.
             merges=[*run_merges, *merges],
             unk_token="<unk>",  # noqa: S106 - a piece, not a password
             fuse_unk=True,

@@ -13,7 +13,6 @@ import pytest
 from dgemma import LanguageModel
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
-from dgemma.cli import eval as eval_command
 from dgemma.cli import main as command_line
 from dgemma.cli.views import progress
 from dgemma.evaluation.results import read_results
@@ -40,8 +39,6 @@ def data(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = tuple(dict.fromkeys((*command_line.COMMANDS, eval_command)))
-    monkeypatch.setattr(command_line, "COMMANDS", commands)
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 1e9)  # no line more on a slow machine
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import dgemma
-from dgemma.cli import chat, generate
+from dgemma.cli import chat
 from dgemma.cli import main as command_line
 from dgemma.cli.views.terminal import printable
 from terminal import Program, PseudoTerminal, ScriptedModel, plain_screen
@@ -51,8 +51,6 @@ class Asked:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     stand_in = Asked()
     monkeypatch.setattr(dgemma, "load", stand_in)
-    commands = tuple(dict.fromkeys((*command_line.COMMANDS, generate, chat)))
-    monkeypatch.setattr(command_line, "COMMANDS", commands)
     return stand_in
 
 
@@ -333,7 +331,7 @@ def test_help_names_every_option(asked: Asked, capsys: pytest.CaptureFixture[str
 PROGRAM = """
 import sys
 import dgemma
-from dgemma.cli import chat, generate, main
+from dgemma.cli import main
 from terminal import ScriptedModel
 def reply(messages, options):
     text = messages[-1]["content"]
@@ -341,7 +339,6 @@ def reply(messages, options):
         return "", "Final words.\\n" + "and so on " * 1000
     return ("Let me think." if options["thinking"] else ""), f"{len(messages)} {text}"
 dgemma.load = lambda path, **_: ScriptedModel(reply, step_s=float(path))
-main.COMMANDS = tuple(dict.fromkeys((*main.COMMANDS, generate, chat)))
 sys.exit(main.main())
 """
 
@@ -466,19 +463,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 QUICK = ["--seed", "1", "--max-tokens", "40", "--max-denoising-steps", "3"]
 REAL = """
 import sys
-from dgemma.cli import chat, generate, main
-main.COMMANDS = tuple(dict.fromkeys((*main.COMMANDS, generate, chat)))
+from dgemma.cli import main
 sys.exit(main.main())
 """
 
 
-@pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    every = tuple(dict.fromkeys((*command_line.COMMANDS, generate, chat)))
-    monkeypatch.setattr(command_line, "COMMANDS", every)
-
-
-@pytest.mark.usefixtures("commands")
 def test_a_real_answer_is_the_same_in_a_pipe_in_json_and_on_a_terminal(
     tiny: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -500,7 +489,6 @@ def test_a_real_answer_is_the_same_in_a_pipe_in_json_and_on_a_terminal(
         assert not terminal.screen.cursor.hidden
 
 
-@pytest.mark.usefixtures("commands")
 def test_a_real_chat_goes_on_from_its_cache(
     tiny: str, capsys: pytest.CaptureFixture[str], stdin: Callable[[bytes], None]
 ) -> None:

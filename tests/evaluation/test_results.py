@@ -17,17 +17,7 @@ from dgemma.checkpoint.random_weights import write_random
 from dgemma.evaluation.report import EvaluationReport
 from dgemma.evaluation.results import AnswerStats, mark_of, read_results, seed_of
 from dgemma.evaluation.runner import evaluate, fingerprint
-from sums_task import OPTIONS, SEED, Sums, exact_tiny, timeless
-
-
-@pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
-    return exact_tiny(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def whole(lm: LanguageModel) -> EvaluationReport:
-    return evaluate(lm, Sums(), options=OPTIONS, seed=SEED, batch=4)
+from sums_task import OPTIONS, SEED, Sums, timeless
 
 
 class Interrupted(Sums):

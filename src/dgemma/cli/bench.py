@@ -13,7 +13,6 @@ from typing import Any
 
 from dgemma.machine import inspect_machine, package_versions
 
-HELP = "what a step, a commit and a token cost here"
 EXAMPLES = "example:\n  dgemma bench MODEL --steps 8 --canvases 2 --rounds 5 --json > figures.json"
 _UNITS = {
     "seconds_per_step": ("denoise step", "s"),

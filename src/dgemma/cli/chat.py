@@ -28,7 +28,6 @@ from dgemma.params import GenerationParams
 if TYPE_CHECKING:
     from dgemma import LanguageModel
 
-HELP = "talk with a model"
 EXAMPLES = (
     "examples:\n"
     '  dgemma chat MODEL --system "Answer in one sentence."\n'

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from dgemma.tasks.decide import Decision, Question
 
 
-HELP = "answer questions about a text, with probabilities"
 EXAMPLES = (
     "examples:\n"
     '  dgemma decide "Win a prize now!" --ask "Is it spam?"\n'

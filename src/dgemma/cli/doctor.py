@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 from dgemma.machine import MachineFacts, TorchFacts, inspect_machine, package_versions, torch_facts
 
-HELP = "what this machine has, and what that means"
 EXAMPLES = "example:\n  dgemma doctor --json"
 
 

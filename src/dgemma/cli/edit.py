@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from dgemma.tasks.edit import Change
 
 
-HELP = "change a text in place, under an instruction"
 EXAMPLES = (
     "examples:\n"
     '  dgemma edit notes.md ""\n'

@@ -25,7 +25,6 @@ from dgemma.evaluation.task import EvaluationPlan
 from dgemma.evaluation.tasks.registry import BUNDLED_MODELS, open_task
 from dgemma.sudoku.puzzles import BANDS
 
-HELP = "run a task: scores with intervals, steps, seconds"
 EXAMPLES = (
     "examples:\n"
     "  dgemma eval MODEL held-out.jsonl --limit 100 --batch 8 --out run.jsonl\n"

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from dgemma import LanguageModel
     from dgemma.tasks.infill import Filled
 
-HELP = "fill the gaps of a text"
 EXAMPLES = (
     "--only prints one line per gap, in which \\n, \\r and \\\\ stand for line breaks and backslashes:\n"
     "printf %b gives back the text.\n"

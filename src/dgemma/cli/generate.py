@@ -28,7 +28,6 @@ from dgemma.events import Event
 if TYPE_CHECKING:
     from dgemma import LanguageModel
 
-HELP = "write an answer to a prompt"
 EXAMPLES = (
     "examples:\n"
     '  dgemma generate MODEL "Why is the sky blue?" --stats\n'

@@ -14,7 +14,6 @@ from dgemma.checkpoint.source import open_checkpoint, read_config
 from dgemma.machine import memory_facts
 from dgemma.model.config import LayerKind, ModelConfig
 
-HELP = "a model's size, parts and cache; does it fit here?"
 EXAMPLES = "example:\n  dgemma info path/to/checkpoint --json"
 
 # What is needed beside the weights: activations, one canvas's logits, the interpreter.

@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 from dgemma import __version__
-from dgemma.cli import (
-    bench,
-    chat,
-    decide,
-    doctor,
-    edit,
-    eval,  # noqa: A004
-    fill,
-    generate,
-    info,
-    merge,
-    new,
-    pull,
-    quantize,
-    run_batch,
-    selfcheck,
-    serve,
-    solve,
-    train,
-)
 from dgemma.errors import DgemmaError, suggestion
 
-COMMANDS = (
-    generate, chat, fill, edit, decide, solve, serve, run_batch, train, eval, merge, quantize, info, new,
-    pull, bench, doctor, selfcheck, )  # fmt: skip
+# Each command is the module of its name (run_batch.py is `dgemma run-batch`), imported when it is typed.
+COMMANDS = {
+    "generate": "write an answer to a prompt",
+    "chat": "talk with a model",
+    "fill": "fill the gaps of a text",
+    "edit": "change a text in place, under an instruction",
+    "decide": "answer questions about a text, with probabilities",
+    "solve": "solve a Sudoku, offline, with the bundled model",
+    "serve": "serve a model over HTTP, to OpenAI's clients",
+    "run-batch": "answer a file of requests, resumably",
+    "train": "fine-tune a model, resumably",
+    "eval": "run a task: scores with intervals, steps, seconds",
+    "merge": "write base plus adapter as one checkpoint",
+    "quantize": "write a checkpoint in int8, int4 or NVFP4",
+    "info": "a model's size, parts and cache; does it fit here?",
+    "new": "a random checkpoint for experiments",
+    "pull": "fetch a checkpoint from the hub",
+    "bench": "what a step, a commit and a token cost here",
+    "doctor": "what this machine has, and what that means",
+    "selfcheck": "are the numbers right on this device?",
+}
 
 
 class _CommandParser(argparse.ArgumentParser):
@@ -51,34 +49,31 @@ class _CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}{hint}\nTry: {self.prog} --help\n")
 
 
-def command_name(module: ModuleType) -> str:
-    """As it is typed: run_batch.py is `dgemma run-batch`."""
-    return module.__name__.rpartition(".")[2].replace("_", "-")
-
-
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(commands: Collection[str] = COMMANDS.keys()) -> argparse.ArgumentParser:
+    """The parser. Only `commands` get their arguments; the others are listed."""
     parser = _CommandParser(
         prog="dgemma",
         description="Block-diffusion language models, first of all DiffusionGemma, run exactly.",
     )
     parser.add_argument("--version", action="version", version=f"dgemma {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in COMMANDS:
-        sub = commands.add_parser(
-            command_name(module),
-            help=module.HELP,
-            description=module.__doc__,
-            epilog=module.EXAMPLES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, help_line in COMMANDS.items():
+        sub = subparsers.add_parser(
+            name, help=help_line, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        module.add_arguments(sub)
-        sub.set_defaults(run=module.run, parser=sub)
+        if name in commands:
+            module = importlib.import_module(f"dgemma.cli.{name.replace('-', '_')}")
+            sub.description = module.__doc__
+            sub.epilog = module.EXAMPLES
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run, parser=sub)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = build_parser()
-    args, unknown = parser.parse_known_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    typed = next((arg for arg in argv if not arg.startswith("-")), "")
+    args, unknown = build_parser([typed]).parse_known_args(argv)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from dgemma.cli.views.progress import byte_progress
 
-HELP = "write base plus adapter as one checkpoint"
 EXAMPLES = "example:\n  dgemma merge MODEL runs/poems/adapter poems-merged"
 
 

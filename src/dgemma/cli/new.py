@@ -15,7 +15,6 @@ from dgemma.cli.options import check_disk
 from dgemma.cli.views.progress import byte_progress
 from dgemma.model.config import ModelConfig
 
-HELP = "a random checkpoint for experiments"
 EXAMPLES = "presets:\n" + "\n".join(f"  {name:<8} {p.purpose}" for name, p in PRESETS.items())
 _DTYPES = {"bfloat16": "BF16", "float32": "F32"}
 

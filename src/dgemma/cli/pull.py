@@ -12,7 +12,6 @@ import sys
 from dgemma.checkpoint.hub import EXAMPLE_NAME, fetch, plan_pull
 from dgemma.cli.views.progress import byte_progress
 
-HELP = "fetch a checkpoint from the hub"
 EXAMPLES = f"example:\n  dgemma pull {EXAMPLE_NAME}"
 
 

@@ -24,7 +24,6 @@ from dgemma.machine import memory_facts
 if TYPE_CHECKING:
     from dgemma.evaluation.quantized_report import QuantizedReport
 
-HELP = "write a checkpoint in int8, int4 or NVFP4"
 EXAMPLES = (
     "examples:\n"
     "  dgemma quantize MODEL MODEL-int4 --format int4\n"

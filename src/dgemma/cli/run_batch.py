@@ -32,7 +32,6 @@ from dgemma.server.http.settings import Settings
 if TYPE_CHECKING:
     from dgemma.server.batch.protocol import BatchRequests, BatchResult, BatchResults
 
-HELP = "answer a file of requests, resumably"
 EXAMPLES = (
     "examples:\n"
     "  dgemma run-batch MODEL requests.jsonl results.jsonl\n"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 
-HELP = "are the numbers right on this device?"
 EXAMPLES = "examples:\n  dgemma selfcheck\n  dgemma selfcheck --device cuda --dtype bfloat16"
 
 

@@ -22,7 +22,6 @@ from dgemma.cli.server_options import (
 )
 from dgemma.server.http.settings import Settings
 
-HELP = "serve a model over HTTP, to OpenAI's clients"
 EXAMPLES = (
     "examples:\n"
     "  dgemma serve MODEL --port 8000\n"

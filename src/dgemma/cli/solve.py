@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from dgemma import LanguageModel
 
 
-HELP = "solve a Sudoku, offline, with the bundled model"
 EXAMPLES = (
     "examples:\n"
     "  dgemma solve 53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79\n"

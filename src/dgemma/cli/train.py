@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from dgemma.training.memory import MemoryEstimate
     from dgemma.training.recipe import Recipe
 
-HELP = "fine-tune a model, resumably"
 EXAMPLES = (
     "entries of a recipe (docs/training.md has them with their parts and defaults):\n"
     "  model, out, data, held_out     the checkpoint, the run's directory, what is learned, what is not\n"

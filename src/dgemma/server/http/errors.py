@@ -13,7 +13,7 @@ from dgemma.engine.service import BusyError, DrainingError, EngineDeadError, Eng
 from dgemma.errors import DgemmaError, InputError
 
 INVALID = "invalid_request_error"
-_RETRY_WHEN_DRAINING_S = 5.0
+_RETRY_WHEN_UNAVAILABLE_S = 5.0
 
 
 class ApiError(DgemmaError):
@@ -70,23 +70,13 @@ def too_many_requests(message: str, retry_after_s: float) -> ApiError:
 
 
 def server_draining() -> ApiError:
-    return ApiError(
-        "this server is shutting down and takes no new requests; ask again in a moment.",
-        status=503,
-        kind="server_error",
-        code="draining",
-        headers={"retry-after": _whole_seconds(_RETRY_WHEN_DRAINING_S)},
-    )
+    message = "this server is shutting down and takes no new requests; ask again in a moment."
+    return _unavailable(message, "draining")
 
 
 def engine_down() -> ApiError:
-    return ApiError(
-        "the engine of this server has stopped, and no request is served until it is restarted.",
-        status=503,
-        kind="server_error",
-        code="engine_down",
-        headers={"retry-after": _whole_seconds(_RETRY_WHEN_DRAINING_S)},
-    )
+    message = "the engine of this server has stopped, and no request is served until it is restarted."
+    return _unavailable(message, "engine_down")
 
 
 def timed_out(message: str) -> ApiError:
@@ -136,6 +126,11 @@ def shown(value: object) -> str:
         return "a huge number"
     text = repr(value[:100] if isinstance(value, str) else value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _unavailable(message: str, code: str) -> ApiError:
+    headers = {"retry-after": _whole_seconds(_RETRY_WHEN_UNAVAILABLE_S)}
+    return ApiError(message, status=503, kind="server_error", code=code, headers=headers)
 
 
 def _failed(message: str, code: str) -> ApiError:

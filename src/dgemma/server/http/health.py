@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dgemma.server.http.errors import ApiError, server_draining
+from dgemma.server.http.errors import engine_down, server_draining
 from dgemma.server.protocol import ResponseModel
 from dgemma.server.state import ServerState
 
@@ -15,14 +15,8 @@ class StatusResponse(ResponseModel):
 
 def health(state: ServerState) -> StatusResponse:
     """200 while a restart would not help. A draining server is healthy."""
-    failure = state.engine.stats().failure
-    if failure is not None:
-        raise ApiError(
-            "the engine works no more; restart the server.",
-            status=503,
-            kind="server_error",
-            code="engine_down",
-        )
+    if state.engine.stats().failure is not None:
+        raise engine_down()
     return StatusResponse(status="ok")
 
 
