@@ -21,8 +21,8 @@ def run(name: str, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], 
 def test_a_gap_is_filled_between_its_two_ends(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     names, out = run(name, capsys)
     assert out.startswith(names["BEFORE"])
-    filled, behind, _ = out.removeprefix(names["BEFORE"]).partition(names["BEHIND"])
-    assert behind
+    filled, after, _ = out.removeprefix(names["BEFORE"]).partition(names["AFTER"])
+    assert after
     assert filled
 
 

@@ -233,7 +233,7 @@ def test_help_is_complete_for_every_command(capsys: pytest.CaptureFixture[str]) 
     status, page, _ = run(capsys, "--help")
     assert status == 0
     for name, help_line in COMMANDS.items():
-        assert re.search(rf"^ +{name} +{re.escape(help_line)}$", page, re.M)
+        assert re.search(rf"^ +{name}\s+{re.escape(help_line)}$", page, re.M)
         status, text, _ = run(capsys, name, "--help")
         assert status == 0
         module = importlib.import_module(f"dgemma.cli.{name.replace('-', '_')}")
