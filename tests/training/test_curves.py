@@ -79,14 +79,14 @@ def test_any_log_is_drawn_as_well_formed_svg(name: str, tmp_path: Path) -> None:
 def test_a_long_run_stays_small_and_keeps_its_extremes(tmp_path: Path) -> None:
     rng = random.Random(0)
     reports: list[TrainingReport] = []
-    for report in a_run(100_000, lambda step: 2 + rng.random() - (2 if step == 77_777 else 0)):
+    for report in a_run(30_000, lambda step: 2 + rng.random() - (2 if step == 17_777 else 0)):
         reports.append(report)
         if report.step % 10 == 0:
             reports.append(replace(HELD_OUT, step=report.step))
     figure = draw_curves(reports)
     band = figure.axes[0].collections[0].get_paths()[0].vertices
     x, y = band[np.argmin(band[:, 1])]
-    assert x == pytest.approx(77_777, abs=300)
+    assert x == pytest.approx(17_777, abs=100)
     assert y < 1
     assert len(svg(reports, tmp_path)) < 600_000
 
