@@ -3,17 +3,23 @@
 Everything runs in the event loop except the engine's step, which runs in a thread. During a step the engine
 is not touched: new and cancelled requests are queued, and applied between two steps. `run_step` is an
 argument, so that a simulation can run the step in place.
+
+A watchdog bounds the step. After a step that hangs, or fails as a whole, the requests of that step fail, the
+others wait for a new engine over the same weights.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import queue
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dgemma.engine.engine import Engine
 from dgemma.engine.request import EngineRequest, ValidatedRequest
@@ -24,6 +30,7 @@ from dgemma.engine.service import (
     EngineDeadError,
     EngineEvent,
     EngineFailureError,
+    EngineRestartedError,
     EngineStats,
     Failed,
     ServedModel,
@@ -31,7 +38,7 @@ from dgemma.engine.service import (
 from dgemma.events import Draft, Event, Finish
 
 StepOutputs = list[tuple[int, Event | Failed]]
-EngineError = EngineFailureError | EngineDeadError
+EngineError = EngineFailureError | EngineRestartedError | EngineDeadError
 RunStep = Callable[[Callable[[], StepOutputs]], Awaitable[StepOutputs]]
 
 _LOG = logging.getLogger(__name__)
@@ -39,6 +46,15 @@ _LOG = logging.getLogger(__name__)
 # Retry-After, as long as no answer has finished from which to estimate it.
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
+
+# A step may take so many times the longest one so far.
+_STEP_FACTOR = 10.0
+# More restarts than this within the time below: the engine has stopped for good.
+_MAX_RESTARTS, _RESTART_WINDOW_S = 3, 600.0
+
+
+class StepTimeoutError(Exception):
+    """A step did not end in time."""
 
 
 @dataclass(eq=False)
@@ -67,14 +83,28 @@ class AsyncEngine:
         model: ServedModel,
         *,
         max_waiting: int,
+        max_tenant_waiting: int | None = None,
+        make_engine: Callable[[], Engine] | None = None,
+        step_timeout_s: float | None = None,
         run_step: RunStep | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """make_engine: an engine to go on with after a failure; None: the first failure is final.
+
+        max_tenant_waiting: requests of one tenant that may wait. step_timeout_s: the watchdog's bound; it
+        grows with the longest step that ended. None: no watchdog.
+        """
         self.model = model
         self._engine = engine
+        self._make_engine = make_engine
         self._max_waiting = max_waiting
-        # One thread, always the same: torch keeps its workers by the thread that called them.
-        self._thread = None if run_step else ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._max_tenant_waiting = max_tenant_waiting
+        self._step_timeout_s = step_timeout_s
+        self._longest_step_s = 0.0
+        self._restarts: list[float] = []  # when
+        self._num_restarts = 0
+        self._is_stalled = False
+        self._thread = None if run_step else _StepThread()
         self._run_step = run_step or self._in_thread
         self._clock = clock
         self._new: deque[_Caller] = deque()
@@ -96,6 +126,13 @@ class AsyncEngine:
                 f"{waiting} requests are waiting, and no more may. Try again later.",
                 retry_after_s=self._wait_s(waiting),
             )
+        if request.tenant and self._max_tenant_waiting is not None:
+            own = self._num_waiting_of(request.tenant)
+            if own >= self._max_tenant_waiting:
+                raise BusyError(
+                    f"{own} requests of this API key are waiting, and no more may. Try again later.",
+                    retry_after_s=self._wait_s(own),
+                )
         caller = _Caller(validated, self._clock())
         self._new.append(caller)
         self._wake.set()
@@ -120,7 +157,13 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         found = self._engine.stats()
-        return replace(found, num_waiting=self._num_waiting, failure=self._failure)
+        return replace(
+            found,
+            num_waiting=self._num_waiting,
+            failure=self._failure,
+            is_stalled=self._is_stalled,
+            restarts=self._num_restarts,
+        )
 
     async def drain(self, timeout_s: float) -> None:
         self._is_draining = True
@@ -136,11 +179,15 @@ class AsyncEngine:
             await asyncio.wait([self._task])
         self._fail_all(EngineFailureError, "the server is shutting down.")
         if self._thread is not None:
-            self._thread.shutdown(wait=False)
+            self._thread.stop()
 
     @property
     def _num_waiting(self) -> int:
         return self._engine.num_waiting + len(self._new)
+
+    def _num_waiting_of(self, tenant: str) -> int:
+        new = sum(caller.request.request.tenant == tenant for caller in self._new)
+        return self._engine.num_waiting_of(tenant) + new
 
     def _refuse_if_closed(self) -> None:
         if self._failure is not None:
@@ -155,20 +202,75 @@ class AsyncEngine:
 
     async def _run_loop(self) -> None:
         """Step while there are sequences."""
-        try:
-            while True:
+        while True:
+            try:
                 self._apply_pending()
                 if not self._engine.is_idle:
-                    self._deliver(await self._run_step(self._engine.step))
+                    self._deliver(await self._step())
                 elif self._is_draining:
                     return
                 else:
                     self._wake.clear()
                     await self._wake.wait()
-        except Exception as error:  # of the engine, not of one request
-            _LOG.exception("the engine has stopped")
-            self._failure = f"{type(error).__name__}: {error}"
-            self._fail_all(EngineDeadError, f"the engine has stopped: {self._failure}")
+            except Exception as error:  # of the engine, not of one request
+                if not self._restart(error):
+                    return
+
+    async def _step(self) -> StepOutputs:
+        """One step, under the watchdog."""
+        began = self._clock()
+        limit_s = self._step_limit_s()
+        try:
+            async with asyncio.timeout(limit_s) as watchdog:
+                outputs = await self._run_step(self._engine.step)
+        except TimeoutError as error:
+            if not watchdog.expired():
+                raise
+            self._is_stalled = True
+            raise StepTimeoutError(f"a step did not end within {limit_s:g} seconds") from error
+        self._longest_step_s = max(self._longest_step_s, self._clock() - began)
+        return outputs
+
+    def _step_limit_s(self) -> float | None:
+        if self._step_timeout_s is None:
+            return None
+        return max(self._step_timeout_s, _STEP_FACTOR * self._longest_step_s)
+
+    def _restart(self, error: Exception) -> bool:
+        """Go on with a new engine -> False if there is none. The requests of the failed step fail."""
+        why = f"{type(error).__name__}: {error}"
+        now = self._clock()
+        self._restarts = [*(at for at in self._restarts if now - at < _RESTART_WINDOW_S), now]
+        if self._make_engine is None or len(self._restarts) > _MAX_RESTARTS:
+            _LOG.error("the engine has stopped", exc_info=error)
+            self._failure = why
+            self._fail_all(EngineDeadError, f"the engine has stopped: {why}")
+            return False
+        _LOG.error("the engine is restarted", exc_info=error)
+        # What has not begun is untouched: it waits for the new engine, before those that came later.
+        waiting = [caller for id_, caller in self._callers.items() if self._engine.is_waiting(id_)]
+        for caller in waiting:
+            assert caller.request_id is not None
+            del self._callers[caller.request_id]
+            caller.request_id = None
+        for caller in self._callers.values():
+            caller.put(EngineRestartedError(f"the engine was restarted while it wrote this answer: {why}"))
+        self._callers.clear()
+        self._new.extendleft(reversed(waiting))
+        if isinstance(error, StepTimeoutError) and self._thread is not None:
+            self._thread.stop()  # it ends when the step does, if ever
+            self._thread = _StepThread()
+        # Built here, in the event loop: it allocates, but computes nothing.
+        try:
+            self._engine = self._make_engine()
+        except Exception as broken:
+            _LOG.error("the engine cannot be restarted", exc_info=broken)
+            self._failure = why
+            self._fail_all(EngineDeadError, f"the engine has stopped: {why}")
+            return False
+        self._num_restarts += 1
+        self._is_stalled = False
+        return True
 
     def _fail_all(self, kind: type[EngineError], why: str) -> None:
         for caller in (*self._callers.values(), *self._new):
@@ -210,7 +312,50 @@ class AsyncEngine:
 
     async def _in_thread(self, step: Callable[[], StepOutputs]) -> StepOutputs:
         assert self._thread is not None
-        return await asyncio.get_running_loop().run_in_executor(self._thread, step)
+        return await self._thread.run(step)
+
+
+class _StepThread:
+    """One thread for all steps: torch keeps its workers by the thread that called them.
+
+    A daemon: a step that hangs must not keep the process alive, which an executor's thread would.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="engine", daemon=True).start()
+
+    async def run(self, step: Callable[[], StepOutputs]) -> StepOutputs:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[StepOutputs] = loop.create_future()
+
+        def settle(how: Callable[[Any], None], value: Any) -> None:
+            if not done.done():  # else the step was abandoned
+                how(value)
+
+        def tell(how: Callable[[Any], None], value: Any) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, how, value)
+
+        def job() -> None:
+            try:
+                outputs = step()
+            except BaseException as error:
+                tell(done.set_exception, error)
+            else:
+                tell(done.set_result, outputs)
+
+        self._jobs.put(job)
+        return await done
+
+    def stop(self) -> None:
+        """End after the job under way."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # what it refers to is free while the thread waits
 
 
 def _failure_of(cause: Exception) -> EngineFailureError:

@@ -59,6 +59,9 @@ _FIRST_TURNS, _LAST_TURNS = 1, 3
 # (a fifth of a step of 16 canvases, measured).
 _MAX_POSITIONS = 1024
 
+# Steps without a shortage of memory after which larger batches are tried again.
+_CALM_STEPS = 64
+
 Fault = Callable[[str, Sequence[int]], None]
 """A hook for tests: called with request ids before (`point`) and after (`point_done`) what may fail."""
 
@@ -110,7 +113,9 @@ class Engine:
         self.num_computed = 0  # sequences of the last step
         self._outputs: list[tuple[int, Event | Failed]] = []
         self._hit_tokens = 0
-        names = ("steps", "prefill_tokens", "denoise_forwards", "commit_tokens")
+        self._max_rows = limits.max_num_seqs  # of one forward; lower for a while after memory ran out
+        self._calm_steps = 0  # since then
+        names = ("steps", "prefill_tokens", "denoise_forwards", "commit_tokens", "out_of_memory")
         self._counters = dict.fromkeys(names, 0)
 
     @property
@@ -118,8 +123,20 @@ class Engine:
         return not self._sequences
 
     @property
+    def max_len(self) -> int:
+        """The longest context for which there is memory."""
+        return self._kv_manager.max_len
+
+    @property
     def num_waiting(self) -> int:
         return self._scheduler.num_waiting
+
+    def num_waiting_of(self, tenant: str) -> int:
+        return self._scheduler.num_waiting_of(tenant)
+
+    def is_waiting(self, request_id: int) -> bool:
+        """Whether the request has not begun."""
+        return self._scheduler.is_waiting(request_id)
 
     @property
     def num_free_slots(self) -> int:
@@ -175,11 +192,13 @@ class Engine:
             request_id=request_id,
             tokens=request.prompt,
             max_len=validated.max_len,
-            root=b"" if request.adapter is None else b"adapter " + request.adapter.encode(),
+            root=repr((request.adapter, request.cache_salt)).encode(),
             reusable=None if request.score_from is None else request.score_from - 1,
             turns=(*ends[:_FIRST_TURNS], *ends[-_LAST_TURNS:]),
             priority=request.priority,
             deadline=None if params.deadline_s is None else now + params.deadline_s,
+            tenant=request.tenant,
+            max_tenant_seqs=request.max_tenant_seqs,
         )
         output = OutputBuilder(
             row=request.row,
@@ -233,7 +252,10 @@ class Engine:
         batch = [(self._sequences[w.request_id], w) for w in plan.scheduled if w.request_id not in paused]
         self._scheduled = {scheduled.request_id: scheduled for _, scheduled in batch}
         for group in _group_by(batch, lambda item: item[0].request.adapter):
-            self._compute(self._models[group[0][0].request.adapter], group)
+            for begin in range(0, len(group), self._max_rows):
+                rows = group[begin : begin + self._max_rows]
+                self._compute(self._models[group[0][0].request.adapter], rows)
+        self._restore_batch()
         self.num_computed = len(batch)
         if batch:
             self._counters["steps"] += 1
@@ -494,7 +516,20 @@ class Engine:
             if len(items) == 1:
                 self._fail(items[0][0], error)
                 return []
-        return [pair for item in items for pair in self._run_batched(point, [item], compute)]
+            size = 1
+            if is_out_of_memory(error):  # nobody's fault: a smaller batch needs less
+                size = self._max_rows = max(1, len(items) // 2)
+                self._calm_steps = 0
+                self._counters["out_of_memory"] += 1
+        parts = [items[begin : begin + size] for begin in range(0, len(items), size)]
+        return [pair for part in parts for pair in self._run_batched(point, part, compute)]
+
+    def _restore_batch(self) -> None:
+        """Double the rows of a forward again, once memory has sufficed for a while."""
+        self._calm_steps += 1
+        if self._calm_steps >= _CALM_STEPS and self._max_rows < self._limits.max_num_seqs:
+            self._max_rows = min(2 * self._max_rows, self._limits.max_num_seqs)
+            self._calm_steps = 0
 
     def _run_isolated(self, sequence: SequenceState, act: Callable[..., Result], *args: Any) -> Result | None:
         """The result of `act`; if it fails, only `sequence` fails, and no event of `act` is emitted."""
@@ -508,6 +543,13 @@ class Engine:
             del self._outputs[outputs:]
             self._fail(sequence, error)
             return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed. torch on a CPU raises a RuntimeError that only its text tells."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def _pinned_log_probs(

@@ -48,6 +48,8 @@ def open_engine(
     memory_fraction: float = 0.9,
     canvas_len: int | None = None,
     queue_len: int = 256,
+    max_tenant_waiting: int | None = None,
+    step_timeout_s: float | None = None,
     reuse_prefixes: bool = True,
 ) -> AsyncEngine:
     """May be called before the event loop runs; the engine starts with the first request."""
@@ -65,28 +67,39 @@ def open_engine(
         item_bytes=base.embedding.dtype.itemsize,
         max_len=config.max_positions,
     )
-    kv_manager = KVCacheManager(
-        block_size=BLOCK_SIZE,
-        window=config.window,
-        full_blocks=capacity.full_blocks,
-        window_blocks=capacity.window_blocks,
-        max_gathered=capacity.max_gathered,
-        reuse=reuse_prefixes,
-    )
     encode_block = base.execution.encode_block
     if chunk_size < encode_block:
         raise InputError(f"the prefill chunk is {chunk_size} tokens; it must be at least {encode_block}.")
     limits = SchedulerConfig(max_num_seqs=max_num_seqs, chunk_size=chunk_size, encode_block=encode_block)
+
+    def make_engine() -> Engine:
+        kv_manager = KVCacheManager(
+            block_size=BLOCK_SIZE,
+            window=config.window,
+            full_blocks=capacity.full_blocks,
+            window_blocks=capacity.window_blocks,
+            max_gathered=capacity.max_gathered,
+            reuse=reuse_prefixes,
+        )
+        return Engine(models, kv_manager, limits, tokenizer=lm.tokenizer)
+
+    engine = make_engine()
     served = ServedModel(
-        max_positions=min(config.max_positions, kv_manager.max_len),
+        max_positions=min(config.max_positions, engine.max_len),
         canvas_len=config.canvas_len,
         vocab_size=config.vocab_size,
         defaults=lm.generation_defaults,
         adapters=tuple(adapters or ()),
         fingerprint=_fingerprint(lm),
     )
-    engine = Engine(models, kv_manager, limits, tokenizer=lm.tokenizer)
-    return AsyncEngine(engine, served, max_waiting=queue_len)
+    return AsyncEngine(
+        engine,
+        served,
+        max_waiting=queue_len,
+        max_tenant_waiting=max_tenant_waiting,
+        make_engine=make_engine,
+        step_timeout_s=step_timeout_s,
+    )
 
 
 def _fingerprint(lm: Model) -> str:

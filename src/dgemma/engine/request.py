@@ -118,6 +118,9 @@ class EngineRequest:
     pinned: PinnedTokens | None = None  # pinned and watched positions
     constraint: Constraint | None = None  # the response format of its text
     score_from: int | None = None  # only score the prompt's tokens from here on
+    tenant: str = ""  # whose fair share of the slots it uses
+    max_tenant_seqs: int | None = None  # sequences of the tenant that may run at once; None: no limit
+    cache_salt: str = ""  # prefixes are reused only by requests of the same salt
 
 
 @dataclass(frozen=True, kw_only=True)

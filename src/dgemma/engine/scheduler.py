@@ -3,12 +3,14 @@
 Continuous batching: every admitted sequence takes part in every step, until it is finished. Canvases are
 denoised whole; prompts are read by chunked prefill, in chunks that share a budget of tokens in the order of
 admission. A sequence is admitted when a slot is free and the blocks for its longest possible context can be
-reserved. Waiting requests are admitted strictly in the order of the queue, so none starves.
+reserved. Of the tenants with waiting requests, the one with the fewest running sequences is next (fair
+share). Within a tenant, and between equals, requests are admitted in the order of the queue: none starves.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +44,8 @@ class QueuedRequest:
     turns: Sequence[int] = ()  # prompt lengths at which a turn ends: other requests may continue there
     priority: int = 0  # higher is sooner
     deadline: float | None = None
+    tenant: str = ""
+    max_tenant_seqs: int | None = None  # sequences of this tenant that may run at once
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,9 @@ class Scheduler:
         assert config.chunk_size >= config.encode_block
         self._kv_manager = kv_manager
         self._config = config
-        self._queue: list[tuple[float, int]] = []
+        self._queues: dict[str, list[tuple[float, int]]] = {}  # a heap per tenant
+        self._num_waiting: Counter[str] = Counter()  # by tenant
+        self._num_running: Counter[str] = Counter()
         self._waiting: dict[int, QueuedRequest] = {}
         self._running: dict[int, _Running] = {}  # in the order of admission
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
@@ -105,6 +111,9 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
+    def num_waiting_of(self, tenant: str) -> int:
+        return self._num_waiting[tenant]
+
     def is_waiting(self, request_id: int) -> bool:
         return request_id in self._waiting
 
@@ -116,7 +125,8 @@ class Scheduler:
         assert request.request_id not in self._running
         self._waiting[request.request_id] = request
         rank = now - request.priority * self._config.patience_s
-        heapq.heappush(self._queue, (rank, request.request_id))
+        heapq.heappush(self._queues.setdefault(request.tenant, []), (rank, request.request_id))
+        self._num_waiting[request.tenant] += 1
 
     def schedule(self, now: float) -> SchedulerOutput:
         """Admit waiting requests for which there is capacity, and plan the next step."""
@@ -158,9 +168,11 @@ class Scheduler:
 
         reusable: other requests may continue from the end of its context.
         """
-        if self._waiting.pop(request_id, None) is not None:
+        if (waiting := self._waiting.pop(request_id, None)) is not None:
+            self._num_waiting[waiting.tenant] -= 1
             return
         running = self._running.pop(request_id)
+        self._num_running[running.request.tenant] -= 1
         if reusable:
             self._kv_manager.cache_blocks(running.block_table, tail=True)
         self._kv_manager.free(running.block_table)
@@ -172,23 +184,37 @@ class Scheduler:
                 yield request.request_id
 
     def _admit(self, expired: set[int]) -> Iterator[int]:
-        while self._free_slots and self._queue:
-            _, request_id = self._queue[0]
-            request = self._waiting.get(request_id)
-            if request is not None and request_id not in expired:
-                chain = BlockHashChain(self._kv_manager.block_size, request.root)
-                chain.add(request.tokens)
-                # The last token is always computed: sampling needs its hidden state.
-                reusable = len(request.tokens) - 1
-                reusable = reusable if request.reusable is None else min(reusable, request.reusable)
-                table = self._kv_manager.allocate(chain, request.max_len, reusable=reusable)
-                if table is None:
-                    return  # no overtaking: running sequences will finish and free their blocks
-                del self._waiting[request_id]
-                slot = self._free_slots.pop()
-                self._running[request_id] = _Running(request, slot, table, PREFILL, len(request.tokens))
-                yield request_id
-            heapq.heappop(self._queue)
+        while self._free_slots and (request := self._next_waiting(expired)) is not None:
+            chain = BlockHashChain(self._kv_manager.block_size, request.root)
+            chain.add(request.tokens)
+            # The last token is always computed: sampling needs its hidden state.
+            reusable = len(request.tokens) - 1
+            reusable = reusable if request.reusable is None else min(reusable, request.reusable)
+            table = self._kv_manager.allocate(chain, request.max_len, reusable=reusable)
+            if table is None:
+                return  # no overtaking: running sequences will finish and free their blocks
+            heapq.heappop(self._queues[request.tenant])
+            del self._waiting[request.request_id]
+            self._num_waiting[request.tenant] -= 1
+            self._num_running[request.tenant] += 1
+            slot = self._free_slots.pop()
+            self._running[request.request_id] = _Running(request, slot, table, PREFILL, len(request.tokens))
+            yield request.request_id
+
+    def _next_waiting(self, expired: set[int]) -> QueuedRequest | None:
+        """The first request of the tenant with the fewest running sequences; None: none may run now."""
+        heads: list[tuple[int, float, QueuedRequest]] = []
+        for tenant, queue in list(self._queues.items()):
+            while queue and (queue[0][1] not in self._waiting or queue[0][1] in expired):
+                heapq.heappop(queue)
+            if not queue:
+                del self._queues[tenant]
+                continue
+            rank, request_id = queue[0]
+            request, running = self._waiting[request_id], self._num_running[tenant]
+            if request.max_tenant_seqs is None or running < request.max_tenant_seqs:
+                heads.append((running, rank, request))
+        return min(heads, key=lambda head: head[:2])[2] if heads else None
 
     def _schedule_running(self, expired: set[int]) -> Iterator[ScheduledSequence]:
         budget = self._config.chunk_size

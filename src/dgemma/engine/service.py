@@ -31,6 +31,10 @@ class EngineFailureError(DgemmaError):
     """This one request failed inside a step; the others go on."""
 
 
+class EngineRestartedError(DgemmaError):
+    """A step failed as a whole or hung; the engine was restarted, and this request was part of the step."""
+
+
 class EngineDeadError(DgemmaError):
     """The engine has stopped: every running request fails, and no new one is accepted."""
 
@@ -86,7 +90,9 @@ class EngineStats:
     num_waiting: int = 0
     prefix_hit_tokens: int = 0  # prompt tokens found in the prefix cache, since the start
     counters: Mapping[str, int] = field(default_factory=dict)  # monotonic: {"denoise_forwards": 9}
-    failure: str | None = None  # why the engine has stopped
+    failure: str | None = None  # why the engine has stopped for good
+    is_stalled: bool = False  # a step takes longer than any step should
+    restarts: int = 0  # of the engine, after a step failed as a whole or hung
 
 
 class EngineService(Protocol):
@@ -99,9 +105,9 @@ class EngineService(Protocol):
         """Events of one request: Accepted, then Draft and Commit, then Finish.
 
         The first step of the iterator gives Accepted or raises BusyError, DrainingError or InputError; later
-        ones may raise EngineFailureError or EngineDeadError. Closing the iterator (`aclose`) or cancelling a
-        step of it ends the request and frees its slot and blocks. A slow reader may miss drafts, never a
-        commit. The engine never waits for a reader. `row` is 0 in all events.
+        ones may raise EngineFailureError, EngineRestartedError or EngineDeadError. Closing the iterator
+        (`aclose`) or cancelling a step of it ends the request and frees its slot and blocks. A slow reader
+        may miss drafts, never a commit. The engine never waits for a reader. `row` is 0 in all events.
         """
         ...
 
