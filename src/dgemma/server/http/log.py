@@ -81,7 +81,7 @@ def configure_log(stream: TextIO) -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
     handler.addFilter(_is_not_cancellation)
-    for name in (LOGGER.name, "dgemma.engine", "uvicorn.error"):
+    for name in (LOGGER.name, "dgemma.engine", "dgemma.model", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
