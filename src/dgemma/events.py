@@ -63,6 +63,7 @@ class Commit:
 class Timings:
     """Seconds, of the whole batch the answer was part of."""
 
+    queue_s: float = 0.0  # from the call to the first step
     prefill_s: float = 0.0
     denoise_s: float = 0.0  # forwards and steps
     commit_s: float = 0.0  # encoding finished canvases, or causal tokens

@@ -387,3 +387,17 @@ def test_one_slow_step_does_not_end_those_who_come_after_it() -> None:
         await service.close()
 
     run_virtually(main)
+
+
+def test_the_queue_lasts_until_the_answer_before_it_ends() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        service = in_place(loop, slots=1)
+        service._engine._clock = loop.time
+        first, second = await asyncio.gather(
+            *(finished(service.submit(replace(ASKED, seed=seed))) for seed in range(2))
+        )
+        assert first.timings.queue_s == pytest.approx(0.01)  # the pause before its first step
+        assert first.timings.total_s < second.timings.queue_s < second.timings.first_commit_s
+        await service.close()
+
+    run_virtually(main)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,6 +14,8 @@ from dgemma.server.http.metrics import Metrics
 from dgemma.server.http.middleware import RequestMiddleware
 from server.fake_engine import FakeEngine, Script
 from server.served import CHAT, COMPLETIONS, HELLO, ONCE, app_of, ask, post
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def samples(app: RequestMiddleware) -> dict[tuple[str, ...], float]:
@@ -103,3 +108,15 @@ def test_labels_are_escaped() -> None:
         if sample.name == "dgemma_answers_total"
     ]
     assert found == [{"reason": value}]
+
+
+def test_each_metric_of_the_dashboard_is_exported() -> None:
+    """Also that each panel has one."""
+    app = app_of(FakeEngine(Script(text="x")))
+    post(app, CHAT, HELLO)
+    exported = {key[0] for key in samples(app)}
+    dashboard = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text())
+    for panel in dashboard["panels"]:
+        named = {name for target in panel["targets"] for name in re.findall(r"dgemma_\w+", target["expr"])}
+        assert named, panel["title"]
+        assert named <= exported, panel["title"]

@@ -248,6 +248,7 @@ class Engine:
         for request_id in plan.admitted:
             sequence = self._sequences[request_id]
             sequence.cached = self._scheduler.block_table(request_id).num_cached
+            sequence.queue_s = self._began - sequence.arrived
             self._hit_tokens += sequence.cached
         batch = [(self._sequences[w.request_id], w) for w in plan.scheduled if w.request_id not in paused]
         self._scheduled = {scheduled.request_id: scheduled for _, scheduled in batch}

@@ -61,6 +61,7 @@ class SequenceState:
     sample: SampleOutput | None = None  # the last one of the running canvas
     refines: bool = True  # False: every position of its last canvas was fixed, or it has none
     phase_s: dict[str, float] = field(default_factory=dict)  # seconds by phase
+    queue_s: float = 0.0
     first_commit_s: float = 0.0
 
     @property
@@ -106,6 +107,7 @@ class SequenceState:
 
     def finish(self, now: float) -> Finish:
         timings = Timings(
+            queue_s=self.queue_s,
             prefill_s=self.phase_s.get("prefill", 0.0),
             denoise_s=self.phase_s.get("denoise", 0.0),
             commit_s=self.phase_s.get("commit", 0.0),

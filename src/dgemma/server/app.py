@@ -47,8 +47,16 @@ _OTHER_PATHS = (
 def create_app(settings: Settings, engine: EngineService, text: TextService) -> RequestMiddleware:
     """An ASGI application that serves one engine."""
     state = ServerState(settings=settings, engine=engine, text=text)
-    # The documentation pages are off: they would load their scripts from other hosts.
-    app = FastAPI(title="dgemma", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="dgemma",
+        version=__version__,
+        # The documentation pages are off: they would load their scripts from other hosts.
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        # Its own telemetry is off: it records messages of errors, which may quote a prompt.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+    )
     for endpoint in ENDPOINTS:
         _add_endpoint(app, state, endpoint)
     _add_get_routes(app, state)

@@ -85,6 +85,8 @@ class RequestRunner:
                     finished: dict[int, Answer] = {}
                     async with aclosing(rounds.events(step)) as events:
                         async for number, event in events:
+                            if self.record.trace is not None:
+                                self.record.trace.add(number, event)
                             if not is_open and rounds.is_accepted:
                                 is_open = True
                                 yield None

@@ -11,22 +11,22 @@ A template must therefore write each control as one literal (`'<|turn>' + role`)
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, meta
-
 from dgemma.errors import CheckpointError, InputError
 from dgemma.text.json_value import JsonReader
 from dgemma.text.messages import read_messages, read_tools
-from dgemma.text.sandbox import TemplateLimitError, TemplateRefusalError, TemplateSandbox
+from dgemma.text.template_process import TEMPLATES
+from dgemma.text.template_protocol import FIRST_MARK, ReplyKind
 from dgemma.text.tokenizer import Tokenizer, read_object, read_text
 
 MAX_TEMPLATE_BYTES = 1 << 20
 _MAX_CONFIG_BYTES = 16 << 20
-_FIRST_MARK, _LAST_MARK = 0xD800, 0xDFFF
+_LAST_MARK = 0xDFFF
 MARKS = re.compile("([\ud800-\udfff])")
 
 
@@ -36,25 +36,18 @@ class ChatTemplate:
     def __init__(self, source: str, tokenizer: Tokenizer, *, origin: str = "the chat template") -> None:
         self._tokenizer = tokenizer
         self._origin = origin
-        self._ids: dict[str, int] = {}  # mark -> control token id
-        self._marks: dict[str, str] = {}  # control name -> mark
-        # The longest name matches first, as in the tokenizer.
-        names = sorted(tokenizer.controls, key=len, reverse=True)
-        self._names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
-        self._sandbox = TemplateSandbox()
+        self._source = source
         if len(source) > MAX_TEMPLATE_BYTES:
             raise CheckpointError(
                 f"{origin} has more than {MAX_TEMPLATE_BYTES >> 20} MiB; it is no template."
             )
-        try:
-            self._template = self._sandbox.compile_marked(source, self._mark)
-            known = meta.find_undeclared_variables(self._sandbox.parse(source))
-        except (TemplateError, SyntaxError, RecursionError, ValueError, MemoryError) as error:
-            raise CheckpointError(
-                f"{origin} is not a valid Jinja template: {self._one_line(error)}"
-            ) from None
+        self._ids: dict[str, int] = {}  # mark -> control token id
+        self._marks: dict[str, str] = {}  # control name -> mark
+        self._used, known = self._compile()
+        for name in self._used:
+            self._mark_of(name)
         self._control_variables = {
-            variable: self._mark(name) for variable, name in tokenizer.template_names.items()
+            variable: self._mark_of(name) for variable, name in tokenizer.template_names.items()
         }
         self.takes_tools = "tools" in known
         self.takes_tool_calls = "tool_calls" in source
@@ -137,30 +130,33 @@ class ChatTemplate:
         names = {mark: name for name, mark in self._marks.items()}
         return MARKS.sub(lambda match: names.get(match[0], "\ufffd"), marked)
 
+    def _compile(self) -> tuple[tuple[str, ...], list[str]]:
+        """The control names that the template uses, in the order of their marks, and its variables."""
+        reply = TEMPLATES.ask(self._source, tuple(self._tokenizer.controls), None)
+        if reply.kind is ReplyKind.DONE:
+            found = json.loads(reply.text)
+            return tuple(found["used"]), found["known"]
+        what = "exceeds a limit" if reply.kind is ReplyKind.LIMIT else "is not a valid Jinja template"
+        raise CheckpointError(f"{self._origin} {what}: {self._one_line(reply.text)}")
+
     def _render_bounded(self, variables: dict[str, Any]) -> str:
-        try:
-            return self._sandbox.render_bounded(self._template, {**self._control_variables, **variables})
-        except TemplateRefusalError as error:
-            raise InputError(f"the chat template refuses this chat: {self._one_line(error)}") from None
-        except TemplateLimitError as error:
-            raise InputError(
-                f"the chat template exceeds a limit on this chat: {self._one_line(error)}; shorten the chat."
-            ) from None
-        except Exception as error:  # a template can make Python raise anything
-            raise InputError(
-                f"the chat template cannot render this chat: {type(error).__name__}: {self._one_line(error)}"
-            ) from None
+        reply = TEMPLATES.ask(self._source, self._used, {**self._control_variables, **variables})
+        if reply.kind is ReplyKind.DONE:
+            return reply.text
+        what = self._one_line(reply.text)
+        if reply.kind is ReplyKind.REFUSED:
+            raise InputError(f"the chat template refuses this chat: {what}")
+        if reply.kind is ReplyKind.LIMIT:
+            raise InputError(f"the chat template exceeds a limit on this chat: {what}; shorten the chat.")
+        raise InputError(f"the chat template cannot render this chat: {what}")
 
-    def _one_line(self, error: Exception) -> str:
-        """An error's text in one line, with the names of controls in place of their marks."""
-        return " ".join(self.shown(str(error)).split())[:200]
-
-    def _mark(self, text: str) -> str:
-        return self._names.sub(lambda match: self._mark_of(match[0]), text)
+    def _one_line(self, text: str) -> str:
+        """A text in one line, with the names of controls in place of their marks."""
+        return " ".join(self.shown(text).split())[:200]
 
     def _mark_of(self, name: str) -> str:
         if name not in self._marks:
-            code = _FIRST_MARK + len(self._marks)
+            code = FIRST_MARK + len(self._marks)
             if code > _LAST_MARK:
                 raise CheckpointError(
                     f"{self._origin} names more than {len(self._marks)} different controls."

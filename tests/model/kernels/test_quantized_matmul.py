@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -128,6 +135,66 @@ def test_what_it_cannot_do_is_left_to_the_plain_product() -> None:
     assert not kernel().supports(random_codes(QuantKind.FLOAT8, 4, 64, groups=1))
     assert not kernel().supports(random_codes(QuantKind.INT4, 1, 64 * 257, groups=1))
     assert not kernel().supports(random_codes(QuantKind.INT4, 2, 32, groups=8))  # four neighbours to a scale
+
+
+@pytest.fixture
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The compiled kernel in a cache of its own, as a new process would find it."""
+
+    def forget() -> None:
+        for function in (module._load, unavailable_reason, quantized_matmul):
+            function.cache_clear()
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forget()
+    assert quantized_matmul() is not None
+    forget()
+    yield tmp_path / "dgemma" / "kernels"
+    forget()
+
+
+@needs_kernel
+def test_a_truncated_library_is_compiled_again(fresh_cache: Path) -> None:
+    """In a new process, which mapping it would end by a SIGBUS."""
+    (library,) = fresh_cache.glob("*.so")
+    content = library.read_bytes()
+    library.unlink()  # the mapped file stays whole
+    library.write_bytes(content[:4096])
+    library.chmod(0o600)
+    code = f"import sys, {module.__name__} as m; sys.exit(m.quantized_matmul() is None)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert library.read_bytes() == content
+
+
+@needs_kernel
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a file away")
+def test_a_library_of_another_user_is_not_loaded(fresh_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (library,) = fresh_cache.glob("*.so")
+    fresh_cache.chmod(0o777)
+    os.chown(library, 65_533, 65_533)
+    with caplog.at_level(logging.WARNING, "dgemma.model"):
+        assert quantized_matmul() is None
+    assert str(fresh_cache) in str(unavailable_reason())
+    (warning,) = caplog.messages
+    assert str(fresh_cache) in warning
+    assert "set XDG_CACHE_HOME" in warning
+
+
+def test_without_a_home_there_is_no_kernel_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(module, "_compiler", lambda: "true")
+    monkeypatch.setattr(module, "_cpu_flags", lambda: frozenset({"avx512_vnni"}))
+    monkeypatch.setattr(module.platform, "system", lambda: "Linux")
+    for function in (module._load, unavailable_reason):
+        function.cache_clear()
+    try:
+        assert "home directory" in str(unavailable_reason())
+    finally:
+        unavailable_reason.cache_clear()
 
 
 def test_without_a_compiler_there_is_no_kernel_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

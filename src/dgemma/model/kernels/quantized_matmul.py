@@ -1,19 +1,16 @@
 """quantized_matmul.cpp, compiled on this machine at first use, and called through ctypes.
 
 It needs a C++ compiler and AVX-512 VNNI. Where either is missing, `quantized_matmul()` is None and
-products dequantize the weight. The compiled file is cached under a name that depends on the source and the
-processor.
+products dequantize the weight; so they do where the cache of compiled files cannot be trusted.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
+import logging
 import platform
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dgemma.model.kernels.kernel_cache import UnsafeCacheError, load_compiled
 from dgemma.model.quantized_tensor import QuantizedTensor, QuantKind
 
 CHUNK = 256  # neighbours of x that share a scale
@@ -31,7 +29,8 @@ _SCALES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float8_e
 _GROUP_LENS = {QuantKind.INT4: (16, 32, 64, 128), QuantKind.INT8: (), QuantKind.FLOAT4: (16, 32, 64, 128)}
 _SOURCE = Path(__file__).with_name("quantized_matmul.cpp")
 _COMPILERS = ("c++", "g++", "clang++")
-_BUILD_SECONDS = 120
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -106,14 +105,19 @@ def unavailable_reason() -> str | None:
         return f"there is no C++ compiler ({', '.join(_COMPILERS)})"
     try:
         _load()
-    except (OSError, subprocess.SubprocessError) as error:
+    except UnsafeCacheError as error:
+        _LOG.warning("quantized weights are dequantized for each product: %s", error)
+        return str(error)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home directory
         return f"quantized_matmul.cpp could not be compiled: {error}"
     return None
 
 
 @cache
 def _load() -> QuantizedMatmul:
-    library = ctypes.CDLL(str(_built()))
+    compiler = _compiler()
+    assert compiler is not None
+    library = load_compiled(_SOURCE, compiler, _FLAGS, processor=" ".join(sorted(_cpu_flags())))
     pointer, long = ctypes.c_void_p, ctypes.c_int64
     library.round_rows.argtypes = [pointer, long, long, ctypes.c_int, pointer, pointer]
     library.round_rows.restype = None
@@ -122,25 +126,6 @@ def _load() -> QuantizedMatmul:
     )
     library.multiply.restype = None
     return QuantizedMatmul(library)
-
-
-def _built() -> Path:
-    source = _SOURCE.read_bytes()
-    name = hashlib.sha256(source + " ".join(sorted(_cpu_flags())).encode()).hexdigest()[:24]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dgemma" / "kernels"
-    target = home / f"quantized_matmul-{name}.so"
-    if target.exists():
-        return target
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    compiler = _compiler()
-    assert compiler is not None
-    with tempfile.TemporaryDirectory(dir=home) as scratch:
-        fresh = Path(scratch) / target.name
-        flags = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
-        command = [compiler, *flags, "-o", str(fresh), str(_SOURCE)]
-        subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_SECONDS)  # noqa: S603
-        fresh.replace(target)  # atomic: two processes may build at once
-    return target
 
 
 def _compiler() -> str | None:

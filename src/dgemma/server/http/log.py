@@ -13,11 +13,14 @@ import secrets
 import time
 import traceback
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from starlette.types import Scope
 
 from dgemma.server.http.errors import ApiError, to_api_error
+
+if TYPE_CHECKING:
+    from dgemma.server.http.tracing import RequestTrace
 
 LOGGER = logging.getLogger("dgemma.server")
 _FIELDS = (
@@ -49,6 +52,7 @@ class RequestRecord:
     is_answered: bool = False  # the last byte was sent
     has_left: bool = False  # the client disconnected before the last byte
     texts: dict[str, Any] = field(default_factory=dict)  # with --log-text only
+    trace: RequestTrace | None = None
 
     @property
     def elapsed_s(self) -> float:
@@ -81,7 +85,7 @@ def configure_log(stream: TextIO) -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
     handler.addFilter(_is_not_cancellation)
-    for name in (LOGGER.name, "dgemma.engine", "uvicorn.error"):
+    for name in (LOGGER.name, "dgemma.engine", "dgemma.model", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
@@ -115,6 +119,7 @@ def log_request(record: RequestRecord, *, with_text: bool) -> None:
     """Write the one line of a request, at its end."""
     facts: dict[str, Any] = {
         "request_id": record.id,
+        **({} if record.trace is None else {"trace_id": record.trace.trace_id}),
         "method": record.method,
         "path": record.path[:200],
         "status": record.status,

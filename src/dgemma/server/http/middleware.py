@@ -11,6 +11,7 @@ from dgemma.server.http.auth import ApiKeyAuth
 from dgemma.server.http.errors import error_response, server_draining
 from dgemma.server.http.log import CLIENT_LEFT, RequestRecord, begin_record, log_request, note_error
 from dgemma.server.http.models import MODELS_PATH
+from dgemma.server.http.tracing import open_tracing
 from dgemma.server.state import ServerState
 
 
@@ -22,17 +23,22 @@ class RequestMiddleware:
         self.state = state
         self._paths = frozenset(paths)  # labels of the request metrics
         self._auth = ApiKeyAuth(state.settings.api_keys)
+        self.tracing = open_tracing()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         record = begin_record(scope)
+        if self.tracing is not None:
+            record.trace = self.tracing.begin(scope, record, self._endpoint(record.path))
 
         async def recorded_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", record.id.encode())]
+                if record.trace is not None:
+                    message["headers"].append((b"traceresponse", record.trace.header))
             elif message["type"] == "http.response.body":
                 record.is_answered = not message.get("more_body", False)
             await send(message)
@@ -61,6 +67,8 @@ class RequestMiddleware:
         endpoint = self._endpoint(record.path)
         metrics.requests.labels(endpoint=endpoint, status=str(record.status)).inc()
         metrics.durations.labels(endpoint=endpoint).observe(record.elapsed_s)
+        if record.trace is not None:
+            record.trace.end(record)
         log_request(record, with_text=self.state.settings.log_text)
 
     def _endpoint(self, path: str) -> str:

@@ -1,0 +1,118 @@
+"""The process that compiles and renders chat templates, within limits on memory and processor time.
+
+Counting inside the sandbox cannot bound all that Jinja and Python compute: `s ~ s` in a loop, `replace`,
+`join`, products of large integers, constants that are folded when a template is compiled. The operating
+system can. `template_process.py` starts this process and asks it.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Template, meta
+
+from dgemma.text.sandbox import TemplateLimitError, TemplateRefusalError, TemplateSandbox
+from dgemma.text.template_protocol import FIRST_MARK, MAX_CPU_SECONDS, SIZE_BYTES, ReplyKind, encode
+
+if sys.platform != "win32":
+    import resource
+    import signal
+
+MAX_MEMORY_BYTES = 192 << 20  # more than before the request, and for each byte of it eight more
+_MAX_ERROR_CHARS = 4096
+
+Compiled = tuple[Template, tuple[str, ...], list[str]]
+
+
+def main() -> None:
+    """Answer requests until the caller closes the pipe, which it does at the latest by ending."""
+    while header := sys.stdin.buffer.read(SIZE_BYTES):
+        request = sys.stdin.buffer.read(int.from_bytes(header, "little"))
+        with _limits(len(request)):
+            reply = _reply(request)
+        sys.stdout.buffer.write(len(reply).to_bytes(SIZE_BYTES, "little") + reply)
+        sys.stdout.buffer.flush()
+
+
+def _reply(request: bytes) -> bytes:
+    try:
+        try:
+            text = _text(*pickle.loads(request))  # noqa: S301, the caller is our own package
+            return ReplyKind.DONE.value + encode(text)
+        except TemplateRefusalError as error:
+            return _error_reply(ReplyKind.REFUSED, str(error))
+        except TemplateLimitError as error:
+            return _error_reply(ReplyKind.LIMIT, str(error))
+        except MemoryError:
+            raise
+        except Exception as error:  # a template can make Python raise anything
+            return _error_reply(ReplyKind.FAILED, f"{type(error).__name__}: {error}")
+    except MemoryError:  # also while an error is described
+        return _error_reply(ReplyKind.LIMIT, f"more than {MAX_MEMORY_BYTES >> 20} MiB of memory")
+
+
+def _error_reply(kind: ReplyKind, text: str) -> bytes:
+    return kind.value + encode(text[:_MAX_ERROR_CHARS])
+
+
+def _text(source: str, names: tuple[str, ...], variables: Mapping[str, Any] | None) -> str:
+    """The rendered text; without variables, what the caller needs to know of the template, as JSON."""
+    template, used, known = _compiled(source, names)
+    if variables is None:
+        return json.dumps({"used": used, "known": known})
+    return _sandbox().render_bounded(template, variables)
+
+
+@lru_cache(maxsize=4)
+def _compiled(source: str, names: tuple[str, ...]) -> Compiled:
+    """The template, the control names it uses and the variables it reads.
+
+    Each control is replaced by a mark, in the order of their first use: with `used` as names, the marks are
+    the same.
+    """
+    # The longest name matches first, as in the tokenizer.
+    pattern = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
+    marks: dict[str, str] = {}
+
+    def mark(text: str) -> str:
+        return pattern.sub(lambda match: marks.setdefault(match[0], chr(FIRST_MARK + len(marks))), text)
+
+    template = _sandbox().compile_marked(source, mark)
+    known = meta.find_undeclared_variables(_sandbox().parse(source))
+    return template, tuple(marks), sorted(known)
+
+
+@lru_cache(maxsize=1)
+def _sandbox() -> TemplateSandbox:
+    return TemplateSandbox()
+
+
+@contextmanager
+def _limits(request_bytes: int) -> Iterator[None]:
+    """Too much memory raises MemoryError; too much processor time ends the process, whatever it is doing."""
+    if sys.platform == "win32":
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if sys.platform == "linux":  # others have no such limit, or do not keep it
+        limit = _size_bytes() + MAX_MEMORY_BYTES + 8 * request_bytes
+        is_lower = soft == resource.RLIM_INFINITY or limit < soft
+        resource.setrlimit(resource.RLIMIT_AS, (limit if is_lower else soft, hard))
+    signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _size_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
