@@ -230,7 +230,7 @@ def test_close_ends_the_thread_and_refuses_from_then_on() -> None:
     async def main(service: AsyncEngine) -> None:
         await answers(service, [ASKED])
         started = set(threading.enumerate()) - before
-        assert [thread.name for thread in started] == ["engine_0"]
+        assert [thread.name for thread in started] == ["engine"]
         await service.close()
         for thread in started:
             thread.join(60)

@@ -42,10 +42,10 @@ class Run:
     counters: dict[str, int] = field(default_factory=dict)
 
 
-def run(requests: Sequence[EngineRequest] = REQUESTS, **options: Any) -> Run:
+def run(requests: Sequence[EngineRequest] = REQUESTS, *, chunk_size: int = 16, **options: Any) -> Run:
     memory = KVCacheManager(block_size=4, window=CONFIG.window, full_blocks=60, window_blocks=30)
     engine: Engine = make_engine(
-        memory, SchedulerConfig(max_num_seqs=4, chunk_size=16, encode_block=ENCODE_BLOCK), **options
+        memory, SchedulerConfig(max_num_seqs=4, chunk_size=chunk_size, encode_block=ENCODE_BLOCK), **options
     )
     numbers = [engine.add(engine.validate(request)) for request in requests]
     found = Run(events={number: [] for number in numbers})
@@ -186,3 +186,51 @@ def test_a_canvas_that_cannot_be_written_fails_its_request_alone(
     assert len(disturbed.answers) == 1
     ((number, answer),) = disturbed.answers.items()
     assert answer == undisturbed.answers[number]
+
+
+def test_memory_that_runs_out_halves_the_batch_and_changes_no_answer() -> None:
+    """Four at once are too many, two are not."""
+    requests = [replace(REQUESTS[0], seed=seed) for seed in range(4)]
+    sizes: list[int] = []
+
+    def fault(point: str, request_ids: Sequence[int]) -> None:
+        if point == "forward":
+            sizes.append(len(request_ids))
+            if len(request_ids) > 2:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate ...")
+
+    disturbed, undisturbed = run(requests, chunk_size=64, fault=fault), run(requests)
+    assert disturbed.answers == undisturbed.answers
+    assert disturbed.counters["out_of_memory"] == 1, "the batch stays small"
+    assert sizes[:3] == [4, 2, 2]
+    assert set(sizes[3:]) == {2}
+
+
+def test_larger_batches_are_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "_CALM_STEPS", 2)
+    requests = [replace(REQUESTS[0], seed=seed) for seed in range(4)]
+    sizes: list[int] = []
+
+    def fault(point: str, request_ids: Sequence[int]) -> None:
+        if point == "forward":
+            sizes.append(len(request_ids))
+            if len(sizes) == 1:
+                raise MemoryError
+
+    assert run(requests, chunk_size=64, fault=fault).answers == run(requests).answers
+    assert sizes[:3] == [4, 2, 2]
+    assert 4 in sizes[3:]
+
+
+def test_one_request_for_which_memory_never_suffices_fails_alone() -> None:
+    requests = [replace(REQUESTS[0], seed=seed) for seed in range(3)]
+
+    def fault(point: str, request_ids: Sequence[int]) -> None:
+        if point == "forward" and 1 in request_ids:
+            raise MemoryError
+
+    found, undisturbed = run(requests, fault=fault), run(requests)
+    assert {number: found.answers[number] for number in (0, 2)} == {
+        number: undisturbed.answers[number] for number in (0, 2)
+    }
+    assert isinstance(found.events[1][-1], Failed)

@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgemma.engine.block_pool import BlockPool
+from dgemma.engine.kv_cache_manager import KVCacheManager
 from dgemma.engine.prefix_cache import BlockHash, BlockHashChain, PrefixCache
+from dgemma.engine.request import EngineRequest
+from dgemma.engine.scheduler import SchedulerConfig
+from dgemma.events import Finish
+from dgemma.params import GenerationParams
+from engine_life import CONFIG, ENCODE_BLOCK, make_engine
 
 STABLE = settings(derandomize=True, database=None, deadline=None)
 few_tokens = st.lists(st.integers(0, 2), max_size=24)
@@ -188,3 +194,25 @@ def test_a_tail_of_which_every_block_is_read_is_passed_over() -> None:
     shelf.prefix_cache.evict_window_block()
     assert shelf.prefix_cache.match(A) == (4, 4)
     assert shelf.prefix_cache.match(B) == (0, 4)
+
+
+def test_prefixes_are_reused_only_under_the_same_salt() -> None:
+    """One API key must not learn from `cached_tokens` what another has sent."""
+    memory = KVCacheManager(block_size=4, window=CONFIG.window, full_blocks=60, window_blocks=30)
+    engine = make_engine(memory, SchedulerConfig(max_num_seqs=1, chunk_size=16, encode_block=ENCODE_BLOCK))
+    params = GenerationParams(max_tokens=4, max_denoising_steps=1)
+
+    def cached(salt: str) -> int:
+        request = EngineRequest(prompt=tuple(range(20)), seed=1, params=params, cache_salt=salt)
+        engine.add(engine.validate(request))
+        while not engine.is_idle:
+            for _, event in engine.step():
+                if isinstance(event, Finish):
+                    found = event.answer.cached_tokens
+        return found
+
+    assert cached("one") == 0
+    assert cached("two") == 0
+    assert cached("one") > 0
+    assert cached("two") > 0
+    assert cached("") == 0

@@ -374,3 +374,65 @@ def test_a_slot_is_kept_for_life_and_then_given_to_the_next() -> None:
     life.submit(Request(tokens=[3], num_steps=9))
     slots = [{scheduled.request_id: scheduled.slot for scheduled in life.step().scheduled} for _ in range(3)]
     assert slots == [{first: 0, second: 1}, {first: 0, second: 1}, {first: 0, 2: 1}]
+
+
+# Tenants
+
+
+def queued(number: int, tenant: str, *, limit: int | None = None, tokens: int = 4) -> QueuedRequest:
+    return QueuedRequest(
+        request_id=number, tokens=[1] * tokens, max_len=tokens, tenant=tenant, max_tenant_seqs=limit
+    )
+
+
+def scheduler_of(slots: int) -> Scheduler:
+    manager = KVCacheManager(block_size=4, window=8, full_blocks=64, window_blocks=64)
+    return Scheduler(manager, SchedulerConfig(max_num_seqs=slots, chunk_size=64, encode_block=4))
+
+
+def test_a_tenant_with_many_requests_leaves_half_of_the_slots_to_another() -> None:
+    scheduler = scheduler_of(4)
+    for number in range(10):
+        scheduler.add(queued(number, "greedy"), float(number))
+    for number in (20, 21, 22):
+        scheduler.add(queued(number, "modest"), 100.0)
+    assert scheduler.schedule(200.0).admitted == (0, 20, 1, 21)
+    # A slot that becomes free goes to the tenant with fewer, not to the one that waits longer.
+    scheduler.remove(20)
+    assert scheduler.schedule(201.0).admitted == (22,)
+    scheduler.remove(0)
+    assert scheduler.schedule(202.0).admitted == (2,)  # the modest one wants no more
+    assert scheduler.num_waiting_of("greedy") == 7
+    assert scheduler.num_waiting_of("modest") == 0
+
+
+def test_a_tenant_alone_uses_every_slot() -> None:
+    scheduler = scheduler_of(3)
+    for number in range(5):
+        scheduler.add(queued(number, "greedy"), float(number))
+    assert scheduler.schedule(9.0).admitted == (0, 1, 2)
+
+
+def test_a_tenants_limit_is_kept_and_does_not_hold_up_others() -> None:
+    scheduler = scheduler_of(4)
+    for number in range(4):
+        scheduler.add(queued(number, "limited", limit=2), float(number))
+    assert scheduler.schedule(9.0).admitted == (0, 1)
+    scheduler.add(queued(9, "other"), 10.0)
+    assert scheduler.schedule(11.0).admitted == (9,)
+    scheduler.remove(1)
+    assert scheduler.schedule(12.0).admitted == (2,)
+
+
+def test_counts_of_waiting_requests_follow_every_way_out_of_the_queue() -> None:
+    scheduler = scheduler_of(1)
+    for number in range(3):
+        scheduler.add(queued(number, "a"), float(number))
+    assert scheduler.num_waiting_of("a") == 3
+    scheduler.remove(2)  # cancelled before it began
+    assert scheduler.num_waiting_of("a") == 2
+    scheduler.schedule(5.0)
+    assert scheduler.num_waiting_of("a") == 1
+    scheduler.remove(0)
+    scheduler.schedule(6.0)
+    assert scheduler.num_waiting_of("a") == 0

@@ -1,0 +1,139 @@
+"""After a step that hangs or fails as a whole the engine goes on: who was part of it is told, others wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dgemma.engine.async_engine import AsyncEngine, StepOutputs
+from dgemma.engine.engine import Engine
+from dgemma.engine.kv_cache_manager import KVCacheManager
+from dgemma.engine.request import EngineRequest
+from dgemma.engine.scheduler import SchedulerConfig
+from dgemma.engine.service import EngineDeadError, EngineRestartedError
+from dgemma.events import Finish
+from dgemma.params import GenerationParams
+from engine_life import CONFIG, ENCODE_BLOCK, answer_alone, make_engine, serve
+
+PARAMS = GenerationParams(max_tokens=8, max_denoising_steps=3, ignore_end=True)
+ASKED = EngineRequest(prompt=(2, 300, 301, 106, 9, 10), seed=1, params=PARAMS)
+
+
+def new_engine(slots: int = 1, **options: Any) -> Engine:
+    memory = KVCacheManager(block_size=4, window=CONFIG.window, full_blocks=120, window_blocks=40)
+    limits = SchedulerConfig(max_num_seqs=slots, chunk_size=16, encode_block=ENCODE_BLOCK)
+    return make_engine(memory, limits, **options)
+
+
+def run(main: Callable[[AsyncEngine], Coroutine[Any, Any, None]], first: Engine, **options: Any) -> None:
+    async def within() -> None:
+        service = serve(first, max_waiting=8, **{"make_engine": new_engine, **options})
+        try:
+            async with asyncio.timeout(600):
+                await main(service)
+        finally:
+            await service.close()
+
+    asyncio.run(within())
+
+
+async def outcome(service: AsyncEngine, request: EngineRequest) -> Any:
+    """The tokens, or the type of the error."""
+    try:
+        async for event in service.submit(request):
+            if isinstance(event, Finish):
+                return event.answer.tokens
+    except Exception as error:
+        return type(error)
+    raise AssertionError("the stream ended without a word")
+
+
+class Failing(Engine):
+    def step(self, paused: Sequence[int] = ()) -> StepOutputs:  # type: ignore[override]
+        super().step(paused)
+        raise OSError("the device is gone")
+
+
+def test_a_hung_step_is_noticed_told_to_its_request_and_followed_by_a_new_engine() -> None:
+    release, hangs = threading.Event(), threading.Event()
+
+    def hang(point: str, request_ids: Sequence[int]) -> None:
+        if point == "forward":
+            hangs.set()
+            release.wait(600)
+
+    async def main(service: AsyncEngine) -> None:
+        first = asyncio.create_task(outcome(service, ASKED))
+        await asyncio.to_thread(hangs.wait, 600)
+        # The second comes while the first hangs, so it was not part of the step.
+        second = asyncio.create_task(outcome(service, replace(ASKED, seed=2)))
+        assert await first is EngineRestartedError
+        assert await second == answer_alone(replace(ASKED, seed=2)).tokens
+        stats = service.stats()
+        assert (stats.restarts, stats.is_stalled, stats.failure) == (1, False, None)
+        # The old thread comes back: nobody listens to it.
+        release.set()
+        assert await outcome(service, ASKED) == answer_alone(ASKED).tokens
+        assert service.stats().restarts == 1
+
+    run(main, new_engine(fault=hang), step_timeout_s=3.0)
+
+
+def test_a_step_that_fails_as_a_whole_costs_its_own_requests_alone() -> None:
+    async def main(service: AsyncEngine) -> None:
+        requests = [replace(ASKED, seed=seed) for seed in range(3)]  # one slot: two of them wait
+        tasks = [asyncio.create_task(outcome(service, request)) for request in requests]
+        found = [await task for task in tasks]
+        assert found[0] is EngineRestartedError
+        assert found[1:] == [answer_alone(request).tokens for request in requests[1:]]
+        assert service.stats().restarts == 1
+
+    run(main, new_engine(kind=Failing))
+
+
+def test_an_engine_that_fails_again_and_again_stops_for_good() -> None:
+    async def main(service: AsyncEngine) -> None:
+        found = [await outcome(service, ASKED) for _ in range(5)]
+        assert found == [EngineRestartedError] * 3 + [EngineDeadError] * 2
+        assert service.stats().failure == "OSError: the device is gone"
+
+    run(main, new_engine(kind=Failing), make_engine=lambda: new_engine(kind=Failing))
+
+
+def test_an_engine_that_cannot_be_made_anew_has_stopped() -> None:
+    def refused() -> Engine:
+        raise MemoryError
+
+    async def main(service: AsyncEngine) -> None:
+        assert await outcome(service, ASKED) is EngineRestartedError
+        assert await outcome(service, ASKED) is EngineDeadError
+
+    run(main, new_engine(kind=Failing), make_engine=refused)
+
+
+def test_the_watchdogs_bound_grows_with_the_longest_step() -> None:
+    async def main(service: AsyncEngine) -> None:
+        assert service._step_limit_s() == 5.0
+        service._longest_step_s = 2.0
+        assert service._step_limit_s() == 20.0
+
+    run(main, new_engine(), step_timeout_s=5.0)
+
+
+def test_a_timeout_inside_a_step_is_not_taken_for_the_watchdogs(caplog: pytest.LogCaptureFixture) -> None:
+    class TimingOut(Engine):
+        def step(self, paused: Sequence[int] = ()) -> StepOutputs:  # type: ignore[override]
+            raise TimeoutError("a collective operation")
+
+    async def main(service: AsyncEngine) -> None:
+        assert await outcome(service, ASKED) is EngineDeadError
+        assert service.stats().failure == "TimeoutError: a collective operation"
+        assert not service.stats().is_stalled
+
+    run(main, new_engine(kind=TimingOut), make_engine=None, step_timeout_s=600.0)
+    assert "the engine has stopped" in caplog.text
