@@ -46,7 +46,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def client_of(app: RequestMiddleware, **options: Any) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test", **options)
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost", **options)
 
 
 def ask(app: RequestMiddleware, method: str, path: str, **options: Any) -> httpx2.Response:

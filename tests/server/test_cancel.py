@@ -102,7 +102,7 @@ def test_a_closed_socket_cancels(stream: bool) -> None:
     engine = FakeEngine(WAITS)
     body = json.dumps({**HELLO, "stream": stream})
     request = (
-        f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n{body}"
     )
     with on_a_port(app_of(engine)) as address:

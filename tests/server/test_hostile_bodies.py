@@ -6,6 +6,7 @@ import asyncio
 import gc
 import gzip
 import json
+import logging
 import random
 import tracemalloc
 from collections.abc import Iterator
@@ -248,8 +249,11 @@ def wrong_body(rng: random.Random) -> bytes:
             return json.dumps({**HELLO, name: rng.choice(WRONG_VALUES[name])}).encode()
 
 
-def test_two_thousand_wrong_bodies_are_refused_and_leave_nothing_behind() -> None:
+def test_two_thousand_wrong_bodies_are_refused_and_leave_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Most of what is kept is kept by the first hundreds: caches, and counts by status."""
+    monkeypatch.setattr(logging.getLogger("dgemma.server"), "propagate", False)  # pytest keeps log records
     rng = random.Random(1)
 
     async def refuse(count: int) -> None:

@@ -39,11 +39,18 @@ def test_a_flag_wins_over_its_variable_and_a_variable_over_the_default() -> None
 
 
 def test_flags_that_may_be_repeated_have_variables_with_commas() -> None:
-    by_flag = settings_from("--api-key", "a", "--api-key", "b", "--adapter", "sums=runs/sums")
-    by_variable = settings_from(DGEMMA_API_KEY="a,b", DGEMMA_ADAPTER="sums=runs/sums")
+    by_flag = settings_from("--allowed-host", "a", "--allowed-host", "b", "--adapter", "sums=runs/sums")
+    by_variable = settings_from(DGEMMA_ALLOWED_HOST="a,b", DGEMMA_ADAPTER="sums=runs/sums")
     assert by_flag == by_variable
-    assert by_flag.api_keys == ("a", "b")
+    assert by_flag.allowed_hosts == ("a", "b")
     assert by_flag.adapters == (Adapter(name="sums", path=Path("runs/sums")),)
+
+
+def test_a_key_is_never_taken_from_the_command_line() -> None:
+    assert settings_from(DGEMMA_API_KEY="a,b").api_keys == ("a", "b")
+    with pytest.raises(InputError, match="process list; set the variable DGEMMA_API_KEY") as caught:
+        settings_from("--api-key", "very-secret")
+    assert "very-secret" not in str(caught.value)
 
 
 def test_every_setting_has_a_flag_and_every_flag_a_setting() -> None:

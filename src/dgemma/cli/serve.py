@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     require_server_packages()
     from dgemma.server.http.log import LOGGER, configure_log
-    from dgemma.server.run import listen, serve
+    from dgemma.server.run import exit_without_threads, listen, serve
 
     # All that can be refused is refused before a large model is loaded; so is a port in use.
     settings = read_flags(Settings, SERVER_FLAGS, args, served_model_name=served_name(args.model))
@@ -51,4 +51,5 @@ def run(args: argparse.Namespace) -> int:
             args.model, options, settings, queue_len=settings.queue_len, log=LOGGER.info
         )
         serve(settings, engine, text, listener)
+    exit_without_threads(0)
     return 0

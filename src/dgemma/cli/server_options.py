@@ -102,6 +102,8 @@ def open_service(
         memory_fraction=settings.memory_fraction,
         canvas_len=settings.canvas_length,
         queue_len=queue_len,
+        max_tenant_waiting=max(1, queue_len // 2),
+        step_timeout_s=settings.step_timeout_s,
         reuse_prefixes=options.reuse_prefixes,
     )
     return engine, CheckpointText(lm.tokenizer, lm.chat_template if lm.has_chat_template else None)
@@ -123,6 +125,7 @@ class Flag:
     choices: tuple[str, ...] = ()
     unset: str = ""  # what the default is called, where it is no value
     in_batch: bool = False  # a batch has it too
+    is_secret: bool = False  # only a variable: a process list shows flags
 
     @property
     def variable(self) -> str:
@@ -138,7 +141,16 @@ def _calibration(text: str) -> Path:
 SERVER_FLAGS = (
     Flag("--host", "host", str, "ADDRESS", "where to listen; the default is this machine only"),
     Flag("--port", "port", int, "N", "0: any free one, which the log names"),
-    Flag("--api-key", "api_keys", str, "KEY", "clients must send one of these; may be repeated",
+    Flag("--api-key", "api_keys", str, "KEY", "clients must send one of these",
+         is_list=True, unset="none", is_secret=True),
+    Flag("--api-key-file", "api_key_file", Path, "FILE",
+         "lines of NAME KEY [limit=value ...]; read again when it changes. [DGEMMA_API_KEY] holds keys too",
+         unset="none"),
+    Flag("--tls-cert", "tls_cert", Path, "FILE", "a certificate in PEM: serve HTTPS", unset="none"),
+    Flag("--tls-key", "tls_key", Path, "FILE", "its private key", unset="in the same file"),
+    Flag("--allowed-host", "allowed_hosts", str, "NAME", "a Host header's name besides this machine's",
+         is_list=True, unset="none"),
+    Flag("--allow-origin", "allowed_origins", str, "ORIGIN", "web pages that may send requests (CORS)",
          is_list=True, unset="none"),
     Flag("--served-model-name", "served_model_name", str, "NAME", "the name clients send as model",
          unset="the last part of MODEL", in_batch=True),
@@ -154,6 +166,23 @@ SERVER_FLAGS = (
     Flag("--max-num-seqs", "max_num_seqs", int, "N", "answers written at once", in_batch=True),
     Flag("--prefill-chunk", "prefill_chunk", int, "N", "prompt tokens read in one go", in_batch=True),
     Flag("--queue-len", "queue_len", int, "N", "requests that may wait"),
+    Flag("--share-prefixes", "share_prefixes", bool, "", "one prefix cache for clients of all API keys"),
+    Flag("--step-timeout", "step_timeout_s", float, "SECONDS",
+         "a step that takes longer restarts the engine"),
+    Flag("--requests-per-minute", "requests_per_minute", float, "N", "of one API key", unset="no limit"),
+    Flag("--tokens-per-minute", "tokens_per_minute", float, "N", "of one API key", unset="no limit"),
+    Flag("--max-key-seqs", "max_key_seqs", int, "N", "answers written at once for one API key",
+         unset="no limit"),
+    Flag("--compile-seconds-per-minute", "compile_seconds_per_minute", float, "SECONDS",
+         "of one API key, for response formats", unset="no limit"),
+    Flag("--compile-timeout", "compile_timeout_s", float, "SECONDS", "for one response format",
+         in_batch=True),
+    Flag("--max-buffered-bytes", "max_buffered_bytes", int, "N", "of all bodies that are arriving"),
+    Flag("--max-connections", "max_connections", int, "N",
+         "open at once; above it the oldest without a request is closed"),
+    Flag("--header-timeout", "header_timeout_s", float, "SECONDS", "for the head of a request to arrive"),
+    Flag("--max-header-bytes", "max_header_bytes", int, "N", "of the head of a request"),
+    Flag("--send-timeout", "send_timeout_s", float, "SECONDS", "for a client to take in what is sent"),
     Flag("--max-body-bytes", "max_body_bytes", int, "N", "of one request", in_batch=True),
     Flag("--max-prompt-tokens", "max_prompt_tokens", int, "N", "of one prompt",
          unset="what fits", in_batch=True),
@@ -187,6 +216,9 @@ def add_flags(
     """The flags of fields of `kind`; `otherwise` are defaults that this command has of its own."""
     defaults = {entry.name: entry.default for entry in fields(kind)} | otherwise
     for flag in flags:
+        if flag.is_secret:  # taken, so that the error can name the remedy
+            parser.add_argument(flag.name, dest=flag.field, action="append", help=argparse.SUPPRESS)
+            continue
         # No default here, so that an option that was not given can be recognized.
         how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         if flag.read is not bool:
@@ -214,6 +246,11 @@ def read_flags(
     given = dict(otherwise)
     for flag in flags:
         value, origin = getattr(args, flag.field), flag.name
+        if value is not None and flag.is_secret:
+            raise InputError(
+                f"{flag.name} would show the secret in every process list; set the variable {flag.variable}, "
+                f"or give {flag.name}-file."
+            )
         if value is None and environment.get(flag.variable):
             value, origin = environment[flag.variable], flag.variable
             value = value.split(",") if flag.is_list else value

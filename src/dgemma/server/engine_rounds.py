@@ -38,6 +38,9 @@ class SubmitPolicy:
     max_in_flight: int | None  # None: all at once, and all must be accepted before an event is passed on
     deadline_s: float  # for all rounds of the client request
     timeout_s: float  # after the deadline: how long the engine has to end by itself, from the start
+    tenant: str = ""
+    max_tenant_seqs: int | None = None
+    cache_salt: str = ""
 
 
 class EngineRounds:
@@ -67,7 +70,17 @@ class EngineRounds:
 
         When this generator is closed, all engine streams are closed: unfinished requests are cancelled.
         """
-        round_ = _Round(self._engine, requests)
+        policy = self._policy
+        owned = [
+            replace(
+                request,
+                tenant=policy.tenant,
+                max_tenant_seqs=policy.max_tenant_seqs,
+                cache_salt=policy.cache_salt,
+            )
+            for request in requests
+        ]
+        round_ = _Round(self._engine, owned)
         try:
             if self._policy.max_in_flight is None:
                 merged = self._all_at_once(round_)

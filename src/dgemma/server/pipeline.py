@@ -130,8 +130,14 @@ class RequestRunner:
             max_in_flight = max(1, limit)
         # The engine ends a request at its deadline by itself; the grace is its time to do so.
         timeout_s = settings.request_timeout_s + settings.timeout_grace_s
+        key = self.record.key
         policy = SubmitPolicy(
-            max_in_flight=max_in_flight, deadline_s=self.plan.deadline_s, timeout_s=timeout_s
+            max_in_flight=max_in_flight,
+            deadline_s=self.plan.deadline_s,
+            timeout_s=timeout_s,
+            tenant=key.name,
+            max_tenant_seqs=key.limits.max_num_seqs,
+            cache_salt="" if settings.share_prefixes else key.name,
         )
         return EngineRounds(engine, policy)
 
@@ -210,8 +216,13 @@ async def prepare(
     constraint = None
     if plan.response_format is not None:
         # Also for infill, which constrains its own canvases: this shows that compiling takes bounded time.
-        timeout_s = state.settings.request_timeout_s + state.settings.timeout_grace_s
-        constraint = await state.compile_pool.compile(plan.response_format, timeout_s=timeout_s)
+        constraint = await state.compile_pool.compile(
+            plan.response_format,
+            timeout_s=state.settings.compile_timeout_s,
+            tenant=record.key.name,
+            usage=state.rate_limits.of(record.key),
+            on_used=state.metrics.key_compile_seconds.labels(key=record.key.name).inc,
+        )
     if plan.prompt_tokens is not None:
         record.prompt_tokens = plan.prompt_tokens
         state.metrics.prompt_tokens.inc(plan.prompt_tokens)

@@ -1,24 +1,18 @@
-"""Structured output: the request fields that constrain an answer, and their compilation to constraints.
+"""Structured output: the request fields that constrain an answer.
 
 OpenAI's field, dgemma's own, and those of vLLM and llama.cpp.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Lock
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from dgemma.errors import InputError
-from dgemma.server.http.errors import invalid, timed_out
+from dgemma.server.http.errors import invalid
 from dgemma.server.protocol import GenerationFields, RequestModel
-from dgemma.structured_output.compiler import GrammarCompiler
-from dgemma.structured_output.constraint import Constraint
 from dgemma.structured_output.response_format import (
     MAX_CHOICES,
     JsonFormat,
@@ -144,55 +138,3 @@ def _text_format(kind: str, value: Any, name: str) -> TextFormat:
         case "json_schema":
             return JsonFormat(schema_text(value, name))
     return JsonFormat()
-
-
-MAX_COMPILE_THREADS = 2
-# Refusals that are cached: a repeated request is refused without another compilation.
-_MAX_REFUSALS = 1024
-
-
-class CompilePool:
-    """Compiles response formats to constraints in threads of its own, a few at a time.
-
-    The time of a compilation is bounded, but a hostile schema takes all of it: it must delay neither the
-    event loop nor the threads that read other requests. A cached constraint is returned at once.
-    """
-
-    def __init__(self, compiler: GrammarCompiler) -> None:
-        self._compiler = compiler
-        self._pool = ThreadPoolExecutor(MAX_COMPILE_THREADS, thread_name_prefix="compile")
-        self._refusals: OrderedDict[int, InputError] = OrderedDict()  # by the hash of format and thinking
-        self._lock = Lock()
-
-    async def compile(self, requested: RequestedFormat, *, timeout_s: float) -> Constraint:
-        """The constraint, or a 400 that names the field."""
-        known = self._compiler.cached(requested.response_format, allow_thought=requested.thinking)
-        if known is not None:
-            return known
-        try:
-            async with asyncio.timeout(timeout_s):
-                # If the client disconnects, a job that has not begun is cancelled.
-                return await asyncio.wrap_future(self._pool.submit(self._compile, requested))
-        except TimeoutError:
-            raise timed_out(
-                f"{requested.field} was not compiled within {timeout_s:g} seconds: others were before it."
-            ) from None
-        except InputError as error:
-            # The compiler names dgemma's own option; the client may have used another field for it.
-            field = "tools" if error.field == "tools" else requested.field
-            raise invalid(f"{field}: {error}", field, error.code) from None
-
-    def _compile(self, requested: RequestedFormat) -> Constraint:
-        key = hash((requested.response_format, requested.thinking))
-        with self._lock:
-            refusal = self._refusals.get(key)
-        if refusal is not None:
-            raise InputError(str(refusal), field=refusal.field, code=refusal.code)
-        try:
-            return self._compiler.compile(requested.response_format, allow_thought=requested.thinking)
-        except InputError as error:
-            with self._lock:
-                self._refusals[key] = error
-                if len(self._refusals) > _MAX_REFUSALS:
-                    self._refusals.popitem(last=False)
-            raise

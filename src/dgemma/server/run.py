@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import sys
+import threading
 from types import FrameType
 
 import uvicorn
 
-from dgemma.engine.service import EngineService
+from dgemma.engine.service import EngineDeadError, EngineService
 from dgemma.errors import InputError
 from dgemma.server.app import create_app
+from dgemma.server.http.connections import QuietAccept, bounded_protocol
 from dgemma.server.http.log import LOGGER, configure_log
 from dgemma.server.http.middleware import RequestMiddleware
 from dgemma.server.http.settings import Settings
@@ -31,7 +34,19 @@ def serve(
     """
     configure_log(sys.stderr)
     listener = listener or listen(settings.host, settings.port)
-    DrainingServer(create_app(settings, engine, text)).run(sockets=[listener])
+    server = DrainingServer(create_app(settings, engine, text))
+    server.run(sockets=[listener])
+    if server.has_failed:
+        raise EngineDeadError("the engine has stopped, and so does the server; the log says why.")
+
+
+def exit_without_threads(status: int) -> None:
+    """End the process now if a thread would keep it alive: a hung step, a long tokenization."""
+    main = threading.main_thread()
+    if any(thread is not main and not thread.daemon for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 class DrainingServer(uvicorn.Server):
@@ -46,21 +61,26 @@ class DrainingServer(uvicorn.Server):
                 server_header=False,
                 lifespan="off",
                 ws="none",
+                http=bounded_protocol(app.state.settings),
+                ssl_certfile=app.state.settings.tls_cert,
+                ssl_keyfile=app.state.settings.tls_key,
                 timeout_graceful_shutdown=_END_WITHIN_S,
             )
         )
         self._state = app.state
         self._was_signalled = False
         self._draining: asyncio.Task[None] | None = None
+        self.has_failed = False  # the engine stopped for good: the process ends for its supervisor
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(QuietAccept())
         settings = self._state.settings
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         _log_event("listening", host=host, port=port, model=settings.served_model_name)
-        if not settings.is_loopback and not settings.api_keys:
+        if not settings.is_loopback and not settings.has_keys:
             _log_event("every client that reaches this port is served; set an API key", level=logging.WARNING)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -70,6 +90,12 @@ class DrainingServer(uvicorn.Server):
             # A signal handler runs between any two instructions: the event loop does the work.
             self._was_signalled = True
             self._loop.call_soon_threadsafe(self.begin_drain)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._state.engine.stats().failure is not None and not self._was_signalled:
+            self.has_failed = self.should_exit = True
+            _log_event("the engine has stopped; the server ends", level=logging.ERROR)
+        return await super().on_tick(counter)
 
     def begin_drain(self) -> None:
         """Admit no more requests; stop when the admitted ones are answered. Called in the event loop."""

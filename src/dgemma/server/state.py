@@ -6,10 +6,11 @@ import time
 from dataclasses import dataclass, field
 
 from dgemma.engine.service import EngineService
+from dgemma.server.compile_pool import CompilePool
 from dgemma.server.http.admission import Admission
 from dgemma.server.http.metrics import Metrics
+from dgemma.server.http.rate_limits import RateLimits
 from dgemma.server.http.settings import Settings
-from dgemma.server.response_format import CompilePool
 from dgemma.server.serving import ServingContext
 from dgemma.server.text import TextService
 from dgemma.structured_output.compiler import GrammarCompiler
@@ -24,12 +25,14 @@ class ServerState:
     metrics: Metrics = field(default_factory=Metrics)
     began_at: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
     admission: Admission = field(init=False)
+    rate_limits: RateLimits = field(default_factory=RateLimits)
     compiler: GrammarCompiler = field(init=False)
     compile_pool: CompilePool = field(init=False)
     calibration: Calibration | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self.settings.max_concurrent_requests)
+        settings = self.settings
+        self.admission = Admission(settings.max_concurrent_requests, settings.max_buffered_bytes)
         self.compiler = self.text.compiler(self.engine.model)
         self.compile_pool = CompilePool(self.compiler)
         file = self.settings.calibration

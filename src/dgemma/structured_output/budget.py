@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from dgemma.errors import InputError
 
@@ -10,11 +11,15 @@ DEFAULT_SECONDS = 4.5
 
 
 class TimeBudget:
-    """Limits the CPU time of the calling thread, so that load of other threads refuses no constraint."""
+    """Limits the CPU time of the calling thread, so that load of other threads refuses no constraint.
 
-    def __init__(self, seconds: float = DEFAULT_SECONDS) -> None:
+    on_check: called at each check; it may wait, to let other compilations go first, or raise.
+    """
+
+    def __init__(self, seconds: float = DEFAULT_SECONDS, on_check: Callable[[], None] = lambda: None) -> None:
         self._end = time.thread_time() + seconds
         self._seconds = seconds
+        self._on_check = on_check
 
     def check(self) -> None:
         """Raise InputError when the time is spent. Called after each bounded amount of work."""
@@ -22,3 +27,4 @@ class TimeBudget:
             raise InputError(
                 f"the constraint takes more than {self._seconds:g} seconds to compile; simplify it."
             )
+        self._on_check()

@@ -70,10 +70,16 @@ class GrammarCompiler:
         token_dfa = self._lookup((response_format, allow_thought))
         return None if token_dfa is None else self._constraint(response_format, token_dfa)
 
-    def compile(self, response_format: ResponseFormat, *, allow_thought: bool = False) -> Constraint:
+    def compile(
+        self,
+        response_format: ResponseFormat,
+        *,
+        allow_thought: bool = False,
+        on_check: Callable[[], None] = lambda: None,
+    ) -> Constraint:
         """Constrain a whole answer: a text of the format, then end tokens.
 
-        allow_thought: the model's thought (reasoning content) may come before it.
+        allow_thought: the model's thought (reasoning content) may come before it. on_check: see TimeBudget.
         """
         if not self._end_tokens:
             raise InputError("this model has no end token, so a constrained text could not end.")
@@ -82,7 +88,7 @@ class GrammarCompiler:
             formats.append(response_format.relaxed())
         grammars = [partial(self._answer_grammar, one, allow_thought) for one in formats]
         with _error_field(response_format):
-            token_dfa = self._token_dfa((response_format, allow_thought), *grammars)
+            token_dfa = self._token_dfa((response_format, allow_thought), *grammars, on_check=on_check)
         return self._constraint(response_format, token_dfa)
 
     def compile_infill(
@@ -104,21 +110,23 @@ class GrammarCompiler:
             return replace(constraint, complete_after=(self._tokenizer.controls["<tool_call|>"],))
         return constraint
 
-    def _token_dfa(self, key: Hashable, *grammars: _Grammar) -> TokenDFA:
+    def _token_dfa(
+        self, key: Hashable, *grammars: _Grammar, on_check: Callable[[], None] = lambda: None
+    ) -> TokenDFA:
         """Of the first grammar that compiles. The grammars share the time budget equally."""
         if (found := self._lookup(key)) is not None:
             return found
         seconds = DEFAULT_SECONDS / len(grammars)
         for grammar in grammars[:-1]:
             with suppress(InputError):
-                return self._store(key, self._built(grammar, seconds))
-        return self._store(key, self._built(grammars[-1], seconds))
+                return self._store(key, self._built(grammar, seconds, on_check))
+        return self._store(key, self._built(grammars[-1], seconds, on_check))
 
-    def _built(self, grammar: _Grammar, seconds: float) -> TokenDFA:
+    def _built(self, grammar: _Grammar, seconds: float, on_check: Callable[[], None]) -> TokenDFA:
         with self._trie_lock:
             if self._trie is None:
                 self._trie = TokenTrie.of_tokenizer(self._tokenizer, self._vocab_size)
-        budget = TimeBudget(seconds)
+        budget = TimeBudget(seconds, on_check)
         return build_token_dfa(build_dfa(grammar(budget), budget), self._trie, budget)
 
     def _store(self, key: Hashable, built: TokenDFA) -> TokenDFA:

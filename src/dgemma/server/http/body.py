@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -20,12 +21,21 @@ _LARGE_BYTES = 64 << 10
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 
 
-async def read_object(request: Request, *, max_bytes: int, timeout_s: float) -> dict[str, Any]:
-    """The JSON object of the body, without its top-level nulls: null means absent."""
+async def read_object(
+    request: Request,
+    *,
+    max_bytes: int,
+    timeout_s: float,
+    on_bytes: Callable[[int], None] = lambda count: None,
+) -> dict[str, Any]:
+    """The JSON object of the body, without its top-level nulls: null means absent.
+
+    on_bytes: called with the size of each part before it is kept; may raise.
+    """
     _check_type(request)
     try:
         async with asyncio.timeout(timeout_s):
-            raw = await _read_bounded(request, max_bytes)
+            raw = await _read_bounded(request, max_bytes, on_bytes)
     except TimeoutError:
         raise ApiError(
             f"the body did not arrive within {timeout_s:g} seconds.",
@@ -95,7 +105,7 @@ def _check_type(request: Request) -> None:
         raise _unsupported(f"Content-Encoding is {shown(encoding)}; send the body as it is.")
 
 
-async def _read_bounded(request: Request, max_bytes: int) -> bytes:
+async def _read_bounded(request: Request, max_bytes: int, on_bytes: Callable[[int], None]) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and len(declared) > 18:
         raise _too_large(max_bytes)
@@ -104,6 +114,7 @@ async def _read_bounded(request: Request, max_bytes: int) -> bytes:
     async for part in request.stream():
         size += len(part)
         if size <= max_bytes:
+            on_bytes(len(part))
             parts.append(part)
         else:
             parts.clear()

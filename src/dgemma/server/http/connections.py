@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import sys
 import time
 from collections import OrderedDict
 from typing import Any
@@ -19,11 +20,6 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from dgemma.server.http.log import LOGGER
 from dgemma.server.http.settings import Settings
 
-try:
-    import resource
-except ImportError:  # Windows has no limit of this kind
-    resource = None  # type: ignore[assignment]
-
 # File descriptors for everything but connections: the listener, logs, model files, the event loop.
 _RESERVED_FILES = 64
 _SECONDS_BETWEEN_WARNINGS = 10.0
@@ -31,8 +27,10 @@ _SECONDS_BETWEEN_WARNINGS = 10.0
 
 def max_connections(settings: Settings) -> int:
     """The configured limit, or what the process may open."""
-    if resource is None:
+    if sys.platform == "win32":  # no limit of this kind
         return settings.max_connections
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = settings.max_connections + _RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -9,7 +9,13 @@ from typing import Any
 
 from starlette.responses import Response
 
-from dgemma.engine.service import BusyError, DrainingError, EngineDeadError, EngineFailureError
+from dgemma.engine.service import (
+    BusyError,
+    DrainingError,
+    EngineDeadError,
+    EngineFailureError,
+    EngineRestartedError,
+)
 from dgemma.errors import DgemmaError, InputError
 
 INVALID = "invalid_request_error"
@@ -79,6 +85,11 @@ def engine_down() -> ApiError:
     return _unavailable(message, "engine_down")
 
 
+def engine_stalled() -> ApiError:
+    message = "a step of the engine takes too long; it is about to be restarted."
+    return _unavailable(message, "engine_stalled")
+
+
 def timed_out(message: str) -> ApiError:
     # The same request would take as long again: clients must not repeat it by themselves.
     headers = {"x-should-retry": "false"}
@@ -98,6 +109,9 @@ def to_api_error(error: Exception) -> ApiError:
             return invalid_input(error)
         case EngineDeadError():
             return engine_down()
+        case EngineRestartedError():
+            message = "the engine was restarted while it wrote this answer; ask again."
+            return _unavailable(message, "engine_restarted")
         case EngineFailureError():
             # Its own text may describe internals; the log has it.
             return _failed("the engine failed on this request; others are not affected.", "engine_failure")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dgemma.server.http.errors import engine_down, server_draining
+from dgemma.server.http.errors import engine_down, engine_stalled, server_draining
 from dgemma.server.protocol import ResponseModel
 from dgemma.server.state import ServerState
 
@@ -15,8 +15,11 @@ class StatusResponse(ResponseModel):
 
 def health(state: ServerState) -> StatusResponse:
     """200 while a restart would not help. A draining server is healthy."""
-    if state.engine.stats().failure is not None:
+    stats = state.engine.stats()
+    if stats.failure is not None:
         raise engine_down()
+    if stats.is_stalled:
+        raise engine_stalled()
     return StatusResponse(status="ok")
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from starlette.types import Scope
 
+from dgemma.server.http.api_key import ANONYMOUS, ApiKey
 from dgemma.server.http.errors import ApiError, to_api_error
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class RequestRecord:
     has_left: bool = False  # the client disconnected before the last byte
     texts: dict[str, Any] = field(default_factory=dict)  # with --log-text only
     trace: RequestTrace | None = None
+    key: ApiKey = ANONYMOUS
 
     @property
     def elapsed_s(self) -> float:
@@ -125,6 +127,8 @@ def log_request(record: RequestRecord, *, with_text: bool) -> None:
         "status": record.status,
         "duration_s": round(record.elapsed_s, 4),
     }
+    if record.key.name:
+        facts["key"] = record.key.name
     facts |= {name: value for name in _FIELDS if (value := getattr(record, name)) is not None}
     if record.error is not None:
         facts |= {"error_code": record.error.code, "error_param": record.error.param}

@@ -42,6 +42,15 @@ class Metrics:
         self.cancelled = self._counter(
             "dgemma_requests_cancelled_total", "Requests whose client disconnected early."
         )
+        self.key_requests = self._counter(
+            "dgemma_key_requests_total", "Requests by API key and status.", "key", "status"
+        )
+        self.key_tokens = self._counter(
+            "dgemma_key_tokens_total", "Tokens of prompts and answers by API key.", "key", "kind"
+        )
+        self.key_compile_seconds = self._counter(
+            "dgemma_key_compile_seconds_total", "Time spent compiling response formats by API key.", "key"
+        )
         self.steps = self._histogram(
             "dgemma_denoising_steps_per_canvas", "Denoise forwards of a canvas.", STEPS
         )
@@ -81,6 +90,7 @@ class _Page(Collector):
             ("dgemma_requests_waiting", "Requests in the engine's queue.", stats.num_waiting),
             ("dgemma_slots_in_use", "Canvases being denoised.", stats.slots_used),
             ("dgemma_slots", "Canvases that can be denoised at once.", stats.slots_total),
+            ("dgemma_engine_stalled", "1 while a step takes longer than any should.", stats.is_stalled),
         ):
             yield GaugeMetricFamily(name, help_, value=value)
         used = {"full": stats.full_blocks_used, "window": stats.window_blocks_used}
@@ -89,6 +99,9 @@ class _Page(Collector):
         yield _by_kind("dgemma_kv_blocks", "KV cache blocks by kind of layer.", total)
         yield CounterMetricFamily(
             "dgemma_prefix_hit_tokens", "Prompt tokens found in the prefix cache.", stats.prefix_hit_tokens
+        )
+        yield CounterMetricFamily(
+            "dgemma_engine_restarts", "Restarts after a step hung or failed as a whole.", stats.restarts
         )
         for key, count in sorted(stats.counters.items()):
             help_ = f"The engine's count of {key.replace('_', ' ')}."

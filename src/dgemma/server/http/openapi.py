@@ -81,7 +81,7 @@ def request_models(endpoints: Sequence[Endpoint]) -> dict[type[CommonFields], Ma
 
 def complete(schema: Json, state: ServerState, endpoints: Sequence[Endpoint]) -> Json:
     """Add the components to the routes' schema, and remove what does not apply to this server."""
-    has_keys = bool(state.settings.api_keys)
+    has_keys = state.settings.has_keys
     requests = request_models(endpoints)
     responses = {kind for endpoint in endpoints for kind in (*endpoint.responses, endpoint.chunk) if kind}
     responses |= {ModelCard, ModelList, StatusResponse, ErrorResponse}

@@ -30,13 +30,17 @@ class GeneratedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         settings, record = self._state.settings, record_of(scope)
-        with self._state.admission.admit():
+        admission = self._state.admission
+        self._state.rate_limits.of(record.key).admit()
+        with admission.admit(record.key.name):
             try:
-                body = await read_object(
-                    Request(scope, receive),
-                    max_bytes=settings.max_body_bytes,
-                    timeout_s=settings.body_timeout_s,
-                )
+                with admission.buffer() as on_bytes:
+                    body = await read_object(
+                        Request(scope, receive),
+                        max_bytes=settings.max_body_bytes,
+                        timeout_s=settings.body_timeout_s,
+                        on_bytes=on_bytes,
+                    )
                 work = self._respond(body, record, send)
                 await while_connected(receive, work, lambda: record.is_answered)
             except ClientDisconnect:

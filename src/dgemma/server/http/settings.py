@@ -11,6 +11,7 @@ from dgemma.errors import InputError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+")
 
 
 def is_usable_name(name: str) -> bool:
@@ -42,7 +43,17 @@ class Settings:
     port: int = 8000
     """0: any free port, which the log names."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # never in a log
-    """A client must send one of them; none: no authentication."""
+    """A client must send one of them, or one of the file; neither: no authentication."""
+    api_key_file: Path | None = None
+    """Keys with names and limits, one per line; read again when it changes."""
+    tls_cert: Path | None = None
+    """A PEM file; with it the server speaks HTTPS."""
+    tls_key: Path | None = None
+    """The key of the certificate; None: it stands in the same file."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that a Host header may have besides those of this machine; none on a public address: any."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web pages of these origins may send requests (CORS); none: no page may."""
 
     # What
     served_model_name: str = "dgemma"
@@ -62,6 +73,10 @@ class Settings:
     """Prompt tokens per prefill chunk."""
     queue_len: int = 256
     """Requests that may wait; one more is refused."""
+    share_prefixes: bool = False
+    """Whether clients of different API keys share the prefix cache."""
+    step_timeout_s: float = 120.0
+    """A step that takes longer, and ten times as long as any before, restarts the engine."""
 
     # Limits of one request
     max_body_bytes: int = 8 << 20
@@ -70,13 +85,30 @@ class Settings:
     max_choices: int = 16
     """Most answers of one request: n, times the prompts of a completion."""
     max_concurrent_requests: int = 512
-    """Requests being read, waiting or answered at once."""
+    """Requests being read, waiting or answered at once; of one API key half as many."""
+    requests_per_minute: float | None = None
+    """Of each API key, as are the next three; None: no limit."""
+    tokens_per_minute: float | None = None
+    max_key_seqs: int | None = None
+    """Answers written at once for one API key."""
+    compile_seconds_per_minute: float | None = None
+    compile_timeout_s: float = 30.0
+    """For a response format to be compiled, by the clock on the wall."""
     request_timeout_s: float = 600.0
     """An answer that takes longer ends with the text so far."""
     timeout_grace_s: float = 30.0
     """More time for the engine to return that text; after it the server responds 504."""
     body_timeout_s: float = 30.0
     """Time for a body to arrive."""
+    max_buffered_bytes: int = 128 << 20
+    """Of all bodies that are arriving; a body that would not fit is refused."""
+    max_connections: int = 1024
+    """Open connections; above it, those that wait for a request are closed, the oldest first."""
+    header_timeout_s: float = 10.0
+    """Time for the head of a request to arrive on an open connection."""
+    max_header_bytes: int = 64 << 10
+    send_timeout_s: float = 60.0
+    """A client that takes in nothing for so long counts as disconnected."""
 
     # Life
     drain_timeout_s: float = 120.0
@@ -100,6 +132,13 @@ class Settings:
                 )
         if not self.host:
             raise InputError("host is empty; give an address such as 127.0.0.1.")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise InputError("tls_key needs tls_cert; give the certificate too.")
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise InputError(
+                    f"the origin {origin!r} is not one; give it as https://name or http://name:port."
+                )
         for key in self.api_keys:
             if not _KEY.fullmatch(key):
                 # The key itself stays out of the message: it may end in a log.
@@ -110,6 +149,10 @@ class Settings:
                 raise InputError(f"the served name {name!r} is not usable; give letters, digits and ._:/@+-")
             if names.count(name) > 1:
                 raise InputError(f"the served name {name!r} stands for two models; rename one of them.")
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.api_keys) or self.api_key_file is not None
 
     @property
     def is_loopback(self) -> bool:
@@ -126,12 +169,20 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("prefill_chunk", 64, 1 << 20),  # the engine prefills whole blocks
     ("queue_len", 0, 1 << 20), ("max_body_bytes", 1, 1 << 30), ("max_prompt_tokens", 1, 1 << 31),
     ("max_choices", 1, 1024), ("max_concurrent_requests", 1, 1 << 20), ("request_timeout_s", 0.01, 86_400),
-    ("timeout_grace_s", 0.01, 3_600),
+    ("timeout_grace_s", 0.01, 3_600), ("step_timeout_s", 0.1, 86_400), ("requests_per_minute", 0.001, 1e9),
+    ("tokens_per_minute", 0.001, 1e12), ("max_key_seqs", 1, 1 << 16),
+    ("compile_seconds_per_minute", 0.001, 1e6), ("compile_timeout_s", 0.01, 3_600),
+    ("max_buffered_bytes", 1, 1 << 40), ("max_connections", 1, 1 << 20), ("header_timeout_s", 0.01, 3_600),
+    ("max_header_bytes", 256, 1 << 24), ("send_timeout_s", 0.01, 3_600),
     ("body_timeout_s", 0.01, 3_600), ("drain_timeout_s", 0, 86_400), ("keep_alive_s", 0.01, 3_600),
 )  # fmt: skip
 _REAL = (
     "memory_fraction", "request_timeout_s", "timeout_grace_s", "body_timeout_s", "drain_timeout_s",
-    "keep_alive_s",
+    "keep_alive_s", "step_timeout_s", "requests_per_minute", "tokens_per_minute",
+    "compile_seconds_per_minute", "compile_timeout_s", "header_timeout_s", "send_timeout_s",
 )  # fmt: skip
-_MAY_BE_NONE = ("max_model_len", "canvas_length", "max_prompt_tokens")
+_MAY_BE_NONE = (
+    "max_model_len", "canvas_length", "max_prompt_tokens", "requests_per_minute", "tokens_per_minute",
+    "max_key_seqs", "compile_seconds_per_minute",
+)  # fmt: skip
 assert {name for name, _, _ in _RANGES} < {entry.name for entry in fields(Settings)}
