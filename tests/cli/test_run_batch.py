@@ -225,7 +225,7 @@ def test_a_process_that_is_ended_goes_on_with_the_same_command(
         # While it runs, no other process writes there.
         refused, err = said(capsys, "tiny", *files)
         assert (refused, model.loads) == (1, [])
-        assert "is being written by another run" in err
+        assert "is being written by another process" in err
         process.send_signal(number)
         _, err = process.communicate(timeout=120)
     finally:

@@ -15,7 +15,7 @@ from dgemma import Answer, InputError, LanguageModel, LoraSettings
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.evaluation.report import EvaluationReport
-from dgemma.evaluation.results import AnswerStats, mark_of, read_results, seed_of
+from dgemma.evaluation.results import AnswerStats, ResultsFile, mark_of, read_results, seed_of, stored_run
 from dgemma.evaluation.runner import evaluate, fingerprint
 from sums_task import OPTIONS, SEED, Sums, timeless
 
@@ -147,6 +147,48 @@ def test_a_seed_in_the_file_that_is_none_is_a_difference(lm: LanguageModel, tmp_
     out.write_text(out.read_text().replace('"seed": 5}', '"seed": "five"}'))
     with pytest.raises(InputError, match="seed is 'five', not"):
         evaluate(lm, Sums(), options=OPTIONS, limit=1, out=out)
+
+
+@pytest.mark.parametrize(
+    "tail", [b'{"number": 1, "ma', bytes(3000), b'{"nu' + bytes(90) + b'l}\n{"number": 2}\n']
+)
+def test_a_torn_end_is_dropped(tail: bytes, lm: LanguageModel, tmp_path: Path) -> None:
+    out = tmp_path / "run.jsonl"
+    evaluate(lm, Sums(), options=OPTIONS, seed=SEED, limit=1, out=out)
+    before = out.read_bytes()
+    out.write_bytes(before + tail)
+    evaluate(lm, Sums(), options=OPTIONS, seed=SEED, limit=1, out=out)
+    assert out.read_bytes() == before
+
+
+def test_a_torn_first_line_is_begun_again(lm: LanguageModel, tmp_path: Path) -> None:
+    out = tmp_path / "run.jsonl"
+    out.write_bytes(b'{"kind": "dgemma-eval-1", "model": "ti')
+    evaluate(lm, Sums(), options=OPTIONS, seed=SEED, limit=1, out=out)
+    assert len(out.read_bytes().splitlines()) == 2
+
+
+def test_two_runs_do_not_write_one_file(lm: LanguageModel, tmp_path: Path) -> None:
+    out = tmp_path / "run.jsonl"
+    first = ResultsFile(out, None, model="tiny", settings={})
+    with pytest.raises(InputError, match=r"run\.jsonl is being written by another process; wait for it"):
+        ResultsFile(out, stored_run(out), model="tiny", settings={})
+    first.close()
+    ResultsFile(out, stored_run(out), model="tiny", settings={}).close()
+
+
+def test_a_file_that_grew_before_it_was_locked_is_left_alone(lm: LanguageModel, tmp_path: Path) -> None:
+    out = tmp_path / "run.jsonl"
+    ResultsFile(out, None, model="tiny", settings={}).close()
+    before = out.read_bytes()
+    with pytest.raises(InputError, match=r"run\.jsonl was changed meanwhile; run it again"):
+        ResultsFile(out, None, model="tiny", settings={})
+    assert out.read_bytes() == before
+
+
+def test_a_full_disk_is_said_with_a_remedy() -> None:
+    with pytest.raises(InputError, match=r"cannot be written: No space left on device\. Free some space"):
+        ResultsFile("/dev/full", None, model="tiny", settings={})
 
 
 # What the file knows its run by

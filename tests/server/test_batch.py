@@ -418,11 +418,27 @@ def test_results_of_other_requests_are_refused(held: Path) -> None:
 def test_two_runs_do_not_write_one_file(held: Path) -> None:
     with (
         BatchResults(held, {"a", "b"}),
-        pytest.raises(InputError, match="out is being written by another run; wait for it, or choose"),
+        pytest.raises(InputError, match="out is being written by another process; wait for it, or choose"),
     ):
         BatchResults(held, {"a", "b"})
     with BatchResults(held, {"a", "b"}) as after:
         assert after.held == {"a", "b"}
+
+
+@pytest.mark.parametrize("tail", [bytes(4096), b'{"id": "batch_req_1' + bytes(700) + b'null}\n{"id": "batch'])
+def test_blocks_lost_with_the_power_are_dropped(tail: bytes, held: Path) -> None:
+    before = held.read_bytes()
+    held.write_bytes(before + tail)
+    with BatchResults(held, {"a", "b", "c"}) as results:
+        assert results.held == {"a", "b"}
+    assert held.read_bytes() == before
+
+
+def test_a_file_that_begins_with_zeros_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "disk.img").write_bytes(bytes(4096))
+    with pytest.raises(InputError, match=r"disk\.img, line 1 is not a result"):
+        BatchResults(tmp_path / "disk.img", {"a"})
+    assert (tmp_path / "disk.img").read_bytes() == bytes(4096)
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:

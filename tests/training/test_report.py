@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dgemma.durable_files import LineFile
 from dgemma.errors import CheckpointError, InputError
 from dgemma.training.report import (
     LOG_NAME,
@@ -166,9 +167,25 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         RunLog(tmp_path / "file")
     with RunLog(tmp_path) as log:
         log._file.close()
-        log._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+        log._file = LineFile(Path("/dev/full"))
         with pytest.raises(CheckpointError, match=r"cannot be written: No space left .* Free some space"):
             log.write(STEP)
+
+
+def test_a_log_that_cannot_be_forced_to_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with RunLog(tmp_path) as log:
+        monkeypatch.setattr("os.fsync", full)
+        with pytest.raises(CheckpointError, match=r"cannot be written: No space left .* Free some space"):
+            log.sync()
+
+
+def test_blocks_lost_in_the_middle_end_the_log_there(tmp_path: Path) -> None:
+    path = write(tmp_path, a_run(3))
+    path.write_bytes(path.read_bytes() + b'{"kind": "st' + bytes(500) + b"0}\n" + changed(step=9) + b"\n")
+    assert read_log(path) == a_run(3)
 
 
 def test_bins_are_equal_and_cover_all_noise() -> None:

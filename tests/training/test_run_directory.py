@@ -169,6 +169,60 @@ def test_a_process_may_end_at_any_point_of_a_save(tmp_path: Path) -> None:
     assert {killed for killed, _, _ in results} >= {"open", "os.rename", "os.mkdir", "os.remove", None}
 
 
+def spoil(directory: RunDirectory, step: int, how: str) -> None:
+    state = directory.path / "states" / f"step-{step:08d}"
+    file = state / ("state.json" if how == "cut facts" else "state.safetensors")
+    content = file.read_bytes()
+    tail = len(content) // 3
+    file.write_bytes(
+        {
+            "zeroed": bytes(len(content)),
+            "zeroed numbers": content[:-tail] + bytes(tail),
+            "cut": content[:-1],
+            "cut facts": content[:-tail],
+        }[how]
+    )
+
+
+DAMAGES = ("zeroed", "zeroed numbers", "cut", "cut facts")
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_state_is_not_taken_and_the_older_one_is(how: str, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    save(directory, 4, 8)
+    spoil(directory, 8, how)
+    with pytest.raises(CheckpointError, match="step-00000008"):
+        directory.load_state(8)
+    facts, found, damaged = directory.load_newest()
+    assert facts["step"] == 4
+    assert same_bits(found, tensors(4))
+    assert len(damaged) == 1
+    assert "step-00000008" in damaged[0]
+    spoil(directory, 4, how)
+    with pytest.raises(CheckpointError, match=r"no state of .*00000008.*00000004.* Remove .*states to begin"):
+        directory.load_newest()
+
+
+def test_states_after_the_one_that_a_run_goes_on_from_are_removed(tmp_path: Path) -> None:
+    """Otherwise a damaged one counts as the newest, and the whole ones before it are removed as old."""
+    directory = RunDirectory(tmp_path)
+    save(directory, 4, 8)
+    (tmp_path / "states" / "step-00000009.partial").mkdir()
+    directory.drop_after(4)
+    assert [file.name for file in (tmp_path / "states").iterdir()] == ["step-00000004"]
+
+
+def test_a_state_of_a_version_without_checksums_is_read(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    save(directory, 4)
+    file = tmp_path / "states" / "step-00000004" / "state.json"
+    facts = json.loads(file.read_text())
+    del facts["sha256"]
+    file.write_text(json.dumps(facts))
+    check_whole(directory, 4)
+
+
 @pytest.mark.parametrize("left", [0, 7, 30, -1])
 def test_a_state_cut_short_is_refused_not_read(left: int, tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
@@ -189,6 +243,7 @@ def test_a_tensor_of_a_kind_that_no_state_has_is_refused(tmp_path: Path) -> None
     header = json.dumps({"x": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}).encode()
     file = tmp_path / "states" / "step-00000004" / "state.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    file.with_name("state.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"state\.safetensors: tensor 'x' is I64; it is no state"):
         directory.load_state(4)
 
@@ -246,7 +301,7 @@ def test_a_second_process_is_refused_while_the_first_runs_and_not_after_it_was_k
     with other_process(tmp_path) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "in\n"
-        with pytest.raises(InputError, match=r"is in use by another run; wait for it, or give another out"):
+        with pytest.raises(InputError, match=r"is being written by another process; wait for it, or choose"):
             RunDirectory(tmp_path).locked().__enter__()
         with RunDirectory(tmp_path / "other").locked():
             pass
@@ -254,7 +309,7 @@ def test_a_second_process_is_refused_while_the_first_runs_and_not_after_it_was_k
         first.wait()
     with RunDirectory(tmp_path).locked(), other_process(tmp_path) as second:
         said, _ = second.communicate()
-        assert said == f"{tmp_path} is in use by another run; wait for it, or give another out.\n"
+        assert said == f"{tmp_path} is being written by another process; wait for it, or choose another.\n"
     with RunDirectory(tmp_path).locked():  # and again, after our own end
         pass
 

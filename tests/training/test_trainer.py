@@ -160,6 +160,25 @@ def test_a_killed_run_goes_on_from_its_last_state_to_the_same_bits(
     assert same(finish(recipe), finish(replace(recipe, out=str(tmp_path / "whole"))))
 
 
+@pytest.mark.parametrize("damage", ["zeroed", "cut"])
+def test_a_damaged_state_costs_steps_and_not_the_result(
+    damage: str, model: str, data: str, tmp_path: Path
+) -> None:
+    whole = finish(recipe_of(model, data, tmp_path / "whole"))
+    pieces = recipe_of(model, data, tmp_path / "pieces")
+    stop_after(pieces, 5)
+    file = tmp_path / "pieces" / "states" / "step-00000005" / "state.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2] + bytes(len(content) // 2) * (damage == "zeroed"))
+    trainer, notes = Trainer(pieces), Notes()
+    assert trainer.start_step == 4
+    assert "step-00000005" in trainer.notes[0]
+    assert trainer.notes[0].endswith("Going on from step 4.")
+    assert trainer.run(notes) is TrainingOutcome.FINISHED
+    assert same(trainer.directory.load_state(6)[1], whole)
+    assert trainer.directory.states() == [4, 6]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_the_command_stops_after_its_step_when_asked_and_goes_on(
     model: str, data: str, tmp_path: Path

@@ -25,6 +25,7 @@ from dgemma.checkpoint.load import TORCH_DTYPES
 from dgemma.checkpoint.names import tensor_specs
 from dgemma.checkpoint.safetensors_file import TensorEntry, TensorToWrite, read_into, write_file
 from dgemma.checkpoint.save import write_json
+from dgemma.durable_files import locked, sync_directory
 from dgemma.errors import CheckpointError, InputError
 from dgemma.model.config import ModelConfig
 from dgemma.model.lora import LoraExpertLinear, LoraFactors, LoraLinear, adapted, adapted_weights
@@ -101,17 +102,19 @@ def save_adapter(
         for factor in "AB"
     ]
     metadata = {"base_fingerprint": base_fingerprint, "dgemma_version": _version()}
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        write_file(directory / (WEIGHTS + ".new"), tensors)
-        write_json(directory / (DGEMMA_CONFIG + ".new"), metadata)
-        write_json(directory / (CONFIG + ".new"), config.to_json(base_name))
-        # A directory without a configuration is no adapter: old and new files never form one together.
-        (directory / CONFIG).unlink(missing_ok=True)
-        for name in (WEIGHTS, DGEMMA_CONFIG, CONFIG):
-            (directory / (name + ".new")).replace(directory / name)
-    except OSError as error:
-        raise CheckpointError(f"{directory} cannot be written: {error.strerror}.") from error
+    with locked(directory):
+        try:
+            write_file(directory / (WEIGHTS + ".new"), tensors)
+            write_json(directory / (DGEMMA_CONFIG + ".new"), metadata)
+            write_json(directory / (CONFIG + ".new"), config.to_json(base_name))
+            # A directory without a configuration is no adapter: old and new files never form one together.
+            (directory / CONFIG).unlink(missing_ok=True)
+            for name in (WEIGHTS, DGEMMA_CONFIG, CONFIG):
+                sync_directory(directory)
+                (directory / (name + ".new")).replace(directory / name)
+            sync_directory(directory)
+        except OSError as error:
+            raise CheckpointError(f"{directory} cannot be written: {error.strerror}.") from error
 
 
 def _adapter_config(config: ModelConfig, weights: dict[str, LoraLinear | LoraExpertLinear]) -> AdapterConfig:

@@ -10,13 +10,20 @@ from typing import Any
 import torch
 
 from dgemma.checkpoint.adapter import check_base, read_factors
-from dgemma.checkpoint.adapter_source import AdapterSource, FactorEntries, check_tied_factors
+from dgemma.checkpoint.adapter_source import (
+    CONFIG,
+    WEIGHTS,
+    AdapterSource,
+    FactorEntries,
+    check_tied_factors,
+)
 from dgemma.checkpoint.fingerprint import file_fingerprint
 from dgemma.checkpoint.load import TORCH_DTYPES
 from dgemma.checkpoint.names import tensor_specs
 from dgemma.checkpoint.safetensors_file import TensorEntry, TensorToWrite, read_chunks, read_into
 from dgemma.checkpoint.save import write_checkpoint
 from dgemma.checkpoint.source import CheckpointSource, check_tied_copies
+from dgemma.durable_files import sha256_of
 from dgemma.model.lora import LoraFactors, merged_weight
 
 
@@ -30,7 +37,8 @@ def write_merged(
 ) -> None:
     """Write `source` with `adapter` merged in, each tensor in its dtype on disk."""
     source.require_plain("merging")
-    check_base(adapter, file_fingerprint(source))
+    base = file_fingerprint(source)
+    check_base(adapter, base)
     check_tied_copies(source)
     check_tied_factors(adapter)
     tensors = []
@@ -46,6 +54,7 @@ def write_merged(
         tensors,
         source.companions,
         max_shard_bytes=max_shard_bytes,
+        source=" ".join(["merged", base, *(sha256_of(adapter.path / name) for name in (CONFIG, WEIGHTS))]),
         on_bytes=on_bytes,
     )
 

@@ -44,7 +44,15 @@ def write_random(
     ]
     with tokenizer_files() as small_tokenizer:
         files = small_tokenizer if companions is None else companions
-        write_checkpoint(path, raw, tensors, files, max_shard_bytes=max_shard_bytes, on_bytes=on_bytes)
+        write_checkpoint(
+            path,
+            raw,
+            tensors,
+            files,
+            max_shard_bytes=max_shard_bytes,
+            source=f"random {seed}",
+            on_bytes=on_bytes,
+        )
 
 
 @contextmanager

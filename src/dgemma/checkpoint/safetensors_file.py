@@ -7,6 +7,7 @@ the whole file, which counts as resident memory), and it refuses a hostile heade
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dgemma.durable_files import replacing
 from dgemma.errors import CheckpointError
 
 ITEM_BITS = {
@@ -109,20 +111,22 @@ class TensorToWrite:
 
 def write_file(
     path: Path, tensors: Iterable[TensorToWrite], on_bytes: Callable[[int], None] | None = None
-) -> None:
-    """Write one file. It gets its name only when it is complete."""
+) -> str:
+    """Write one file -> its SHA-256. It gets its name only when it is complete and on disk."""
     ordered = _aligned(tensors)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(header_of(ordered))
+    header = header_of(ordered)
+    digest = hashlib.sha256(header)
+    with replacing(path) as file:
+        file.write(header)
         for tensor in ordered:
             written = 0
             for chunk in tensor.chunks():
                 written += file.write(chunk)
+                digest.update(chunk)
                 if on_bytes is not None:
                     on_bytes(memoryview(chunk).nbytes)
             assert written == tensor.nbytes, (tensor.name, written, tensor.nbytes)
-    partial.replace(path)
+    return digest.hexdigest()
 
 
 def header_of(tensors: Iterable[TensorToWrite]) -> bytes:

@@ -66,7 +66,19 @@ class CheckpointSource:
 
     @property
     def companions(self) -> list[Path]:
-        return [self.path / name for name in COMPANION_FILES if (self.path / name).is_file()]
+        """The small files, to be copied. A link out of the checkpoint is refused: it may lead to a secret."""
+        found = [self.path / name for name in COMPANION_FILES if (self.path / name).is_file()]
+        home = self.path.resolve()
+        # A hub cache links snapshots/REVISION/FILE to blobs/HASH.
+        blobs = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home
+        for file in found:
+            target = file.resolve()
+            if not target.is_relative_to(home) and target.parent != blobs:
+                raise CheckpointError(
+                    f"{file} is a link to {target}, outside of the checkpoint, and would be copied. Put the "
+                    "file itself there, or remove the link."
+                )
+        return found
 
 
 def open_checkpoint(path: str | Path) -> CheckpointSource:

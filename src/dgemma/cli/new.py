@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
 
     config = PRESETS[args.preset].config
     out = Path(args.out)
+    refuse_taken(out)
     if args.quantize:
         return _quantized(args, out, config)
-    refuse_taken(out)
     if args.config_only:
         write_config(out, config.to_json())
         print(f"{out}: config.json of preset {args.preset}")
@@ -58,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _quantized(args: argparse.Namespace, out: Path, config: ModelConfig) -> int:
     from dgemma.checkpoint.quantized.writer import (
-        check_target,
         disk_bytes,
         from_random,
         shards_of,
@@ -69,7 +68,6 @@ def _quantized(args: argparse.Namespace, out: Path, config: ModelConfig) -> int:
     plan = quantization_config_for(args.quantize, config)
     with tokenizer_files() as companions:
         original = from_random(config, seed=args.seed, companions=companions)
-        check_target(out, original, plan)
         total = disk_bytes(shards_of(original, plan))
         check_disk(out, total)
         with byte_progress("writing", total) as advance:

@@ -47,12 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dgemma.checkpoint.hub import resolve
     from dgemma.checkpoint.quantized.writer import (
-        check_target,
         disk_bytes,
         from_checkpoint,
         shards_of,
         write_quantized,
     )
+    from dgemma.checkpoint.save import refuse_taken
     from dgemma.checkpoint.source import open_checkpoint
 
     # What the report would refuse is refused now: the work before it may take an hour.
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     source = open_checkpoint(resolve(args.model))
     original = from_checkpoint(source)
     plan = quantization_config_for(args.format, source.config)
-    check_target(args.out, original, plan)
+    refuse_taken(Path(args.out))
     total = disk_bytes(shards_of(original, plan))
     check_disk(
         Path(args.out), total - _written(Path(args.out)), "Choose a format of fewer bits, or free some space."

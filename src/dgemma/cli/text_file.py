@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dgemma.durable_files import replacing
 from dgemma.errors import InputError
 
 MAX_BYTES = 16 << 20
@@ -100,28 +100,18 @@ def check_writable(path: str) -> None:
 def write_text_file(file: TextFile, text: str) -> None:
     """`text` in place of the file's own, at once or not at all; its mode and owner stay."""
     target = Path(os.path.realpath(file.path))  # a link stays a link
-    temporary: str | None = None
     try:
         before = target.stat()
         if target.read_bytes() != file.data:
             raise InputError(f"{file.path} was changed meanwhile; nothing was written. Run it again.")
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".dgemma-")
-        with os.fdopen(handle, "wb") as out:
+        with replacing(target) as out:
+            if hasattr(os, "chown"):
+                with suppress(OSError):  # another's file, which we may write but not give away
+                    os.chown(out.name, before.st_uid, before.st_gid)
+            os.chmod(out.name, stat.S_IMODE(before.st_mode))  # before the text, which may be private
             out.write(file.whole(text).encode())
-            out.flush()
-            os.fsync(out.fileno())
-        if hasattr(os, "chown"):
-            with suppress(OSError):  # another's file, which we may write but not give away
-                os.chown(temporary, before.st_uid, before.st_gid)
-        os.chmod(temporary, stat.S_IMODE(before.st_mode))
-        os.replace(temporary, target)
-        temporary = None
     except OSError as error:
         raise InputError(f"{file.path} cannot be written: {error.strerror}.") from None
-    finally:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
 
 
 def _read(path: str) -> bytes:

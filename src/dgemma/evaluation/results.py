@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from dgemma.durable_files import LineFile, whole_lines
 from dgemma.errors import InputError
 from dgemma.events import Answer
 
@@ -98,6 +100,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 _KIND = "dgemma-eval-1"
+_BEGINNING = b'{"kind": "dgemma-eval-1"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,32 +131,51 @@ class ResultsFile:
             )
         self._file = self._open()
         if stored is None:
-            self._write({"kind": _KIND, "model": model, "settings": dict(settings)})
+            try:
+                self._write({"kind": _KIND, "model": model, "settings": dict(settings)})
+            except InputError:
+                self.close()
+                raise
 
     def add(self, result: ExampleResult) -> None:
         self._write(result.to_json())
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # a full disk was reported already
+            self._file.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line).encode() + b"\n")
-        self._file.flush()
-
-    def _open(self) -> IO[bytes]:
         try:
-            file = self.path.open("ab")
+            self._file.append(json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            raise InputError(
+                f"{self.path} cannot be written: {error.strerror}. Free some space; the same run resumes.",
+                field="out",
+            ) from None
+
+    def _open(self) -> LineFile:
+        try:
+            file = LineFile(self.path)
+            before, now = (0 if run is None else run.size for run in (self.stored, stored_run(self.path)))
+            if now != before:  # another process wrote after `stored` was read and before the lock
+                file.close()
+                raise InputError(f"{self.path} was changed meanwhile; run it again.", field="out")
+            if self.path.is_file():
+                file.truncate(now)  # remove a torn end
         except OSError as error:
             raise InputError(f"{self.path} cannot be written: {error.strerror}.", field="out") from None
-        if self.stored is not None:
-            file.truncate(self.stored.size)  # remove an incomplete last line
         return file
 
 
 def stored_run(path: str | Path) -> StoredRun | None:
-    """The content of the file at `path`; None if it does not exist or is empty."""
+    """The content of the file at `path`; None if it does not exist, is empty, or is a torn first line."""
     path = Path(path)
-    return read_results(path) if path.exists() and path.stat().st_size else None
+    if not path.exists() or not path.stat().st_size:
+        return None
+    content = path.read_bytes()
+    if content.startswith(_BEGINNING) and not whole_lines(content):
+        return None
+    return read_results(path)
 
 
 def read_results(path: str | Path) -> StoredRun:
@@ -163,7 +185,7 @@ def read_results(path: str | Path) -> StoredRun:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.", field="path") from None
-    whole = data[: data.rfind(b"\n") + 1]
+    whole = whole_lines(data)
     header, *lines = whole.split(b"\n")[:-1] or [b""]
     try:
         first = json.loads(header)

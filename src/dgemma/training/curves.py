@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import io
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dgemma.durable_files import write_whole
 from dgemma.errors import CheckpointError, InputError
 from dgemma.training.report import (
     LOG_NAME,
@@ -84,10 +84,8 @@ def write_figure(figure: Figure, path: Path) -> None:
     with matplotlib.rc_context(STYLE):
         # matplotlib writes no date into PNG files and does not accept the key.
         figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None, dpi=144)
-    new = path.with_name(path.name + ".new")
     try:
-        new.write_bytes(buffer.getvalue())
-        os.replace(new, path)  # a reader never sees an incomplete file
+        write_whole(path, buffer.getvalue())  # a reader never sees an incomplete file
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be written: {error.strerror}. Free some space, or choose another directory."

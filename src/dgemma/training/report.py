@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from dgemma.durable_files import LineFile, whole_lines, write_whole
 from dgemma.errors import CheckpointError, InputError
 
 LOG_NAME = "log.jsonl"
@@ -128,20 +129,27 @@ class RunLog:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             _drop_after(self.path, start_step)
-            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+            self._file = LineFile(self.path)
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
     def write(self, report: TrainingReport) -> None:
         line = json.dumps(report.to_json(), allow_nan=False).encode() + b"\n"
         try:
-            while line:  # a nearly full disk writes a part, and raises at the next write
-                line = line[self._file.write(line) :]
+            self._file.append(line)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def sync(self) -> None:
+        """Force the log to disk."""
+        try:
+            self._file.sync()
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # a full disk was reported already
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -166,19 +174,14 @@ def _drop_after(path: Path, step: int) -> None:
         return
     # From step 0 every report is written again, including the held-out evaluation before the first step.
     kept = [line + b"\n" for line, report in _lines(path) if report.step <= step] if step else []
-    # Not in place: a crash here must not lose the lines that are kept.
-    new = path.with_name(path.name + ".new")
-    with open(new, "wb") as file:
-        file.writelines(kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+    write_whole(path, b"".join(kept))  # not in place: a crash here must not lose the lines that are kept
 
 
 def _lines(path: Path) -> list[tuple[bytes, TrainingReport]]:
-    *whole, rest = path.read_bytes().split(b"\n")
+    content = path.read_bytes()
+    whole = whole_lines(content)
     found = []
-    for number, line in enumerate(whole, start=1):
+    for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
         try:
             found.append((line, _parsed(line)))
         except (ValueError, TypeError, KeyError, OverflowError) as error:
@@ -188,7 +191,7 @@ def _lines(path: Path) -> list[tuple[bytes, TrainingReport]]:
             ) from error
     try:
         # Only the newline may be missing.
-        return [*found, (rest, _parsed(rest))]
+        return [*found, (content[len(whole) :], _parsed(content[len(whole) :]))]
     except (ValueError, TypeError, KeyError, OverflowError):
         return found
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from dgemma.checkpoint.load import TORCH_DTYPES
 from dgemma.checkpoint.safetensors_file import TensorToWrite, read_entries, read_into, write_file
 from dgemma.checkpoint.save import write_json
 from dgemma.checkpoint.source import read_json
-from dgemma.errors import CheckpointError, InputError
+from dgemma.durable_files import locked, sha256_of, sync_directory
+from dgemma.errors import CheckpointError
 
 _DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 _PREFIX = "step-"
@@ -37,27 +38,9 @@ class RunDirectory:
         """The directory of the trained weights, by the recipe's `train`."""
         return {"lora": self.path / "adapter", "all": self.path / "model"}
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Keep a second process from training into the same directory."""
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            yield
-            return
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / ".lock").open("w")
-        except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be written: {error.strerror}.") from None
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InputError(
-                    f"{self.path} is in use by another run; wait for it, or give another out.", field="out"
-                ) from None
-            yield
+        return locked(self.path)
 
     def write_recipe(self, recipe: dict[str, Any]) -> None:
         try:
@@ -78,20 +61,51 @@ class RunDirectory:
         try:
             shutil.rmtree(partial_dir, ignore_errors=True)
             partial_dir.mkdir(parents=True)
-            write_file(partial_dir / "state.safetensors", map(_to_write, tensors.items()))
-            write_json(partial_dir / "state.json", facts)
+            sha256 = write_file(partial_dir / "state.safetensors", map(_to_write, tensors.items()))
+            write_json(partial_dir / "state.json", {**facts, "sha256": sha256})
             shutil.rmtree(target, ignore_errors=True)
             partial_dir.rename(target)
+            sync_directory(target.parent)
         except OSError as error:
             raise CheckpointError(f"{target} cannot be written: {error.strerror}.") from None
         for old in self.states()[:-keep]:
             shutil.rmtree(self._state(old), ignore_errors=True)
 
+    def drop_after(self, step: int) -> None:
+        """Remove the states after `step`, which are damaged, and what a killed process left half written."""
+        for newer in self.states():
+            if newer > step:
+                shutil.rmtree(self._state(newer), ignore_errors=True)
+        for left in (self.path / "states").glob(f"{_PREFIX}*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def load_newest(self) -> tuple[dict[str, Any], dict[str, Tensor], list[str]]:
+        """The newest whole state, and what is wrong with the states after it. Empty if there is no state."""
+        damaged: list[str] = []
+        for step in reversed(self.states()):
+            try:
+                return *self.load_state(step), damaged
+            except CheckpointError as error:
+                damaged.append(str(error))
+        if damaged:
+            raise CheckpointError(
+                f"no state of {self.path} can be read: {' '.join(damaged)} Remove {self.path / 'states'} to "
+                "begin anew."
+            )
+        return {}, {}, damaged
+
     def load_state(self, step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         directory = self._state(step)
         facts = read_json(directory / "state.json")
+        weights = directory / "state.safetensors"
+        entries = read_entries(weights)
+        sha256 = facts.pop("sha256", None)  # None: of a version that wrote none
+        if sha256 not in (None, sha256_of(weights)):
+            raise CheckpointError(
+                f"{weights} is not what was written: its SHA-256 is not that of state.json."
+            )
         tensors = {}
-        for entry in read_entries(directory / "state.safetensors"):
+        for entry in entries:
             if entry.dtype not in TORCH_DTYPES:
                 raise CheckpointError(
                     f"{entry.file}: tensor {entry.name!r} is {entry.dtype}; it is no state."

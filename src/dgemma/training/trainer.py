@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
+from dgemma.durable_files import sync_directory
 from dgemma.errors import InputError, TrainingError
 from dgemma.language_model import LanguageModel
 from dgemma.training.callbacks import CallbackList, TrainerCallback, callbacks_of
@@ -60,14 +61,13 @@ class Trainer:
         self.directory = RunDirectory(recipe.out)
         self.callbacks = [*callbacks_of(recipe.callbacks, self.directory.path), *callbacks]
         self._plain = to_plain(recipe)
-        states = self.directory.states()
-        facts, tensors = self.directory.load_state(states[-1]) if states else ({}, {})
+        facts, tensors, damaged = self.directory.load_newest()
         self._check_same_recipe(facts)
         self.setup = prepare(recipe, lm=lm, progress=progress)
         self._weights = TrainedWeights(self.setup.trained)
         self._optimizer = Optimizer(self._weights, recipe.optimizer)
-        self.notes: list[str] = []
-        if states:
+        self.notes = [f"{text} Going on from step {facts['step']}." for text in damaged]
+        if facts:
             self._check_environment(facts)
             self._optimizer.restore(tensors)
         self.start_step = self._step = int(facts.get("step", 0))
@@ -95,6 +95,7 @@ class Trainer:
         with ExitStack() as opened:
             opened.enter_context(self.directory.locked())
             opened.enter_context(deterministic())
+            self.directory.drop_after(self._step)
             self.directory.write_recipe(self._plain)
             log = opened.enter_context(RunLog(self.directory.path, start_step=self._step))
             try:
@@ -124,6 +125,7 @@ class Trainer:
                 self._evaluate(callbacks, log)
             stopping = should_stop()
             if stopping or last or self._step % saving.every == 0:
+                log.sync()  # the log has every step of a state
                 self._save()
                 callbacks.on_save(self._step)
             if stopping and not last:
@@ -246,6 +248,7 @@ class Trainer:
             self.lm.save(new)
             shutil.rmtree(target, ignore_errors=True)
             new.rename(target)
+            sync_directory(target.parent)
 
     def _check_same_recipe(self, facts: dict[str, Any]) -> None:
         saved = facts.get("recipe")

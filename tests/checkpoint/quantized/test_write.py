@@ -15,7 +15,7 @@ from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.quantized.quantization_config import NAMES, quantization_config_for
 from dgemma.checkpoint.quantized.rounding import to_int4, to_int8, to_nvfp4
 from dgemma.checkpoint.quantized.writer import (
-    check_target,
+    QuantizationSource,
     disk_bytes,
     from_checkpoint,
     from_random,
@@ -23,6 +23,7 @@ from dgemma.checkpoint.quantized.writer import (
     write_quantized,
 )
 from dgemma.checkpoint.random_weights import write_random
+from dgemma.checkpoint.save import JOURNAL
 from dgemma.checkpoint.source import open_checkpoint
 from dgemma.errors import CheckpointError, InputError
 from dgemma.language_model import load
@@ -113,7 +114,6 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_files(
     assert not (out / "config.json").exists()
     with pytest.raises(CheckpointError, match=r"config\.json"):
         open_checkpoint(out)
-    check_target(out, original, plan)
     seen = []
     write_quantized(out, original, plan, on_bytes=seen.append)
     assert contents(out) == whole
@@ -131,29 +131,89 @@ def test_random_weights_are_quantized_as_if_they_had_been_written_first(plain: P
     assert all(direct[name] == after[name] for name in weights)
 
 
+def interrupted(original: QuantizationSource, out: Path, name: str, after: int) -> list[str]:
+    """Quantize up to `after` bytes -> the files of weights that are complete."""
+    left = after
+
+    def interrupt(count: int) -> None:
+        nonlocal left
+        left -= count
+        if left < 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_quantized(out, original, quantization_config_for(name, CONFIG), on_bytes=interrupt)
+    return sorted(file.name for file in out.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("damage", ["zeroed", "zeroed tail", "cut", "another file", "unlisted"])
+def test_a_damaged_file_of_an_interrupted_run_is_written_again(
+    plain: Path, tmp_path: Path, damage: str
+) -> None:
+    whole = contents(quantized(plain, tmp_path / "whole", "int4"))
+    original, out = from_checkpoint(open_checkpoint(plain)), tmp_path / "q"
+    first, second = interrupted(original, out, "int4", 260_000)[:2]
+    content = (out / second).read_bytes()
+    if damage == "unlisted":  # killed after the file got its name and before it was noted
+        journal = json.loads((out / JOURNAL).read_text())
+        del journal["files"][second]
+        (out / JOURNAL).write_text(json.dumps(journal))
+    spoilt = {
+        "zeroed": bytes(len(content)),
+        "zeroed tail": content[:-4096] + bytes(4096),
+        "cut": content[:-1],
+        "another file": (out / first).read_bytes(),
+        "unlisted": bytes(len(content)),
+    }[damage]
+    (out / second).write_bytes(spoilt)
+    write_quantized(out, original, quantization_config_for("int4", CONFIG))
+    assert contents(out) == whole
+
+
+@pytest.mark.parametrize("left", [0, 1, 40, -3])
+def test_a_torn_journal_is_refused_with_a_remedy(plain: Path, tmp_path: Path, left: int) -> None:
+    original, out = from_checkpoint(open_checkpoint(plain)), tmp_path / "q"
+    interrupted(original, out, "int4", 200_000)
+    (out / JOURNAL).write_bytes((out / JOURNAL).read_bytes()[:left])
+    before = contents(out)
+    with pytest.raises(CheckpointError, match=r"unfinished\.json is not valid JSON.* remove it, or choose"):
+        quantized(plain, out, "int4")
+    assert contents(out) == before
+
+
+def test_a_journal_of_another_shape_is_refused(plain: Path, tmp_path: Path) -> None:
+    out = tmp_path / "q"
+    interrupted(from_checkpoint(open_checkpoint(plain)), out, "int4", 200_000)
+    (out / JOURNAL).write_text('{"of": "x"}')
+    with pytest.raises(CheckpointError, match=r"unfinished\.json has no 'of' and 'files'; it is corrupt"):
+        quantized(plain, out, "int4")
+
+
 def test_a_target_that_is_taken_is_refused(plain: Path, tmp_path: Path) -> None:
-    source = open_checkpoint(plain)
-    original, int4, int8 = (
-        from_checkpoint(source),
-        quantization_config_for("int4", CONFIG),
-        quantization_config_for("int8", CONFIG),
-    )
     out = quantized(plain, tmp_path / "q", "int4")
     with pytest.raises(CheckpointError, match="already holds a checkpoint"):
-        check_target(out, original, int4)
-    (out / "config.json").rename(out / "quantize.json")
-    (out / "quantize.json").write_text(json.dumps({"of": original.fingerprint, "format": "int4"}))
-    check_target(out, original, int4)
-    with pytest.raises(CheckpointError, match="another model or format"):
-        check_target(out, original, int8)
-    with pytest.raises(CheckpointError, match="another model or format"):
-        check_target(out, replace(original, fingerprint="other"), int4)
-    (out / "quantize.json").unlink()
-    with pytest.raises(CheckpointError, match="holds weights already"):
-        check_target(out, original, int4)
+        quantized(plain, out, "int4")
+    (out / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="already holds a checkpoint"):
+        quantized(plain, out, "int4")
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="is a file"):
-        check_target(tmp_path / "file", original, int4)
+        quantized(plain, tmp_path / "file", "int4")
+
+
+def test_the_unfinished_work_of_another_run_is_refused(plain: Path, tmp_path: Path) -> None:
+    original, out = from_checkpoint(open_checkpoint(plain)), tmp_path / "q"
+    interrupted(original, out, "int4", 200_000)
+    before = contents(out)
+    deeper = replace(CONFIG, window=CONFIG.window * 2)
+    for other, name in (
+        (original, "int8"),
+        (replace(original, fingerprint="other"), "int4"),
+        (replace(original, raw_config={**deeper.to_json(), "dtype": "bfloat16"}), "int4"),
+    ):
+        with pytest.raises(CheckpointError, match="unfinished work of another model, format or option; rem"):
+            write_quantized(out, other, quantization_config_for(name, CONFIG))
+    assert contents(out) == before
 
 
 def test_what_is_quantized_is_not_quantized_again(plain: Path, tmp_path: Path) -> None:

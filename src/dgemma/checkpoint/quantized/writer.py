@@ -1,13 +1,11 @@
 """Quantize a checkpoint, or random weights, from file to file and layer by layer.
 
 Memory holds a block of rows, and the scales of the weight that is being written. An interrupted run continues
-with the first missing file: each file gets its name only when it is complete.
+with the first file that is missing or damaged.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -25,14 +23,12 @@ from dgemma.checkpoint.quantized.rounding import Round, to_int4, to_int8, to_nvf
 from dgemma.checkpoint.quantized.schemes import CompressedNvfp4, CompressedPacked, QuantizationScheme
 from dgemma.checkpoint.quantized.tensor_index import module_names
 from dgemma.checkpoint.random_weights import random_chunks
-from dgemma.checkpoint.safetensors_file import TensorEntry, TensorToWrite, read_chunks, read_into, write_file
-from dgemma.checkpoint.save import write_json
+from dgemma.checkpoint.safetensors_file import TensorEntry, TensorToWrite, read_chunks, read_into
+from dgemma.checkpoint.save import write_shards
 from dgemma.checkpoint.source import CheckpointSource, check_tied_copies
-from dgemma.errors import CheckpointError
 from dgemma.model.config import ModelConfig
 
 _BLOCK_NUMBERS = 256 << 10  # quantized at once: they fit into the CPU cache
-_STATE = "quantize.json"  # exists while the output is incomplete; holds its source and format
 
 Numbers = Callable[[TensorSpec, int], Iterator[Tensor]]
 """(tensor, number of rows) -> the rows of a weight in order, at most so many [rows, in] at a time."""
@@ -59,48 +55,18 @@ def write_quantized(
     on_bytes: Callable[[int], None] | None = None,
 ) -> None:
     """Quantize `original` into a directory that is new, empty, or left by an interrupted run."""
-    directory = Path(path)
-    shards = shards_of(original, plan)
-    names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-    try:
-        _begin(directory, {"of": original.fingerprint, "format": plan.name})
-        for companion in original.companions:
-            shutil.copyfile(companion, directory / companion.name)
-        for name, shard in zip(names, shards, strict=True):
-            if (directory / name).exists():
-                if on_bytes is not None:
-                    on_bytes(sum(tensor.nbytes for tensor in shard))
-            else:
-                write_file(directory / name, shard, on_bytes)
-        weight_map = {t.name: name for name, shard in zip(names, shards, strict=True) for t in shard}
-        total = sum(tensor.nbytes for shard in shards for tensor in shard)
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        write_json(directory / "model.safetensors.index.json", index)
-        config = dict(original.raw_config)
-        config["quantization_config"] = plan.to_json()
-        # Adapters of the original fit this checkpoint too.
-        config["dgemma"] = {"quantized_from": original.fingerprint}
-        write_json(directory / "config.json", config)  # last: it marks the checkpoint as complete
-        (directory / _STATE).unlink()
-    except OSError as error:
-        raise CheckpointError(f"{directory} cannot be written: {error.strerror}.") from error
-
-
-def check_target(path: str | Path, original: QuantizationSource, plan: QuantizationConfig) -> None:
-    """Refuse a directory that `write_quantized` would refuse, before any work."""
-    directory = Path(path)
-    if directory.exists() and not directory.is_dir():
-        raise CheckpointError(f"{directory} is a file; give a directory.")
-    if (directory / "config.json").exists():
-        raise CheckpointError(f"{directory} already holds a checkpoint; choose another directory.")
-    state = directory / _STATE
-    if state.exists():
-        if json.loads(state.read_text()) != {"of": original.fingerprint, "format": plan.name}:
-            raise CheckpointError(
-                f"{directory} holds the unfinished work of another model or format; choose another directory."
-            )
-    elif any(directory.glob("*.safetensors")):
-        raise CheckpointError(f"{directory} holds weights already; choose another directory.")
+    config = dict(original.raw_config)
+    config["quantization_config"] = plan.to_json()
+    # Adapters of the original fit this checkpoint too.
+    config["dgemma"] = {"quantized_from": original.fingerprint}
+    write_shards(
+        path,
+        config,
+        shards_of(original, plan),
+        original.companions,
+        source=original.fingerprint,
+        on_bytes=on_bytes,
+    )
 
 
 def shards_of(original: QuantizationSource, plan: QuantizationConfig) -> list[list[TensorToWrite]]:
@@ -118,13 +84,6 @@ def _shard_name(spec: TensorSpec) -> str:
     if spec.path.startswith("layers."):
         return spec.path.split(".")[1]
     return "rest" if spec.part == "norms" else "first"
-
-
-def _begin(directory: Path, state: dict[str, str]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    for partial_file in directory.glob("*.partial"):
-        partial_file.unlink()
-    write_json(directory / _STATE, state)
 
 
 def _quantized(spec: TensorSpec, scheme: QuantizationScheme, numbers: Numbers) -> list[TensorToWrite]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import stat
 from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
+from dgemma.durable_files import LineFile, whole_lines
 from dgemma.errors import InputError, suggestion
 from dgemma.server.chat.router import CHAT_COMPLETIONS
 from dgemma.server.completions.router import COMPLETIONS, FIM_COMPLETIONS
@@ -162,18 +162,15 @@ class BatchResults:
         self.num_failed = 0  # of those held
         self._file = self._open()
         try:
-            self._lock()
             self._file.truncate(self._read(ids))
-            self._file.seek(0, os.SEEK_END)
         except BaseException:
             self._file.close()
             raise
 
     def add(self, result: BatchResult) -> None:
-        """Append one whole line and flush it."""
+        """Append one whole line."""
         try:
-            self._file.write(result.to_line())
-            self._file.flush()
+            self._file.append(result.to_line())
         except OSError as error:
             raise InputError(
                 f"{self.path} cannot be written: {error.strerror}. Free some space; the same command resumes."
@@ -191,34 +188,19 @@ class BatchResults:
         self.held.add(custom_id)
         self.num_failed += status != OK
 
-    def _open(self) -> IO[bytes]:
+    def _open(self) -> LineFile:
         try:
             if self.path.exists() and not self.path.is_file():
                 raise InputError(f"{self.path} is not a file; results need one, so that a run can go on.")
-            return self.path.open("a+b")
+            return LineFile(self.path)
         except OSError as error:
             raise InputError(f"{self.path} cannot be written: {error.strerror}.") from None
-
-    def _lock(self) -> None:
-        """Keep a second process from answering the same requests into the same file."""
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"{self.path} is being written by another run; wait for it, or choose another file."
-            ) from None
-        except OSError:  # a file system without locks
-            return
 
     def _read(self, ids: Container[str]) -> int:
         """Note the results of the file -> bytes up to the end of the last whole line."""
         size = 0
         for number, line in self._lines():
-            if not line.endswith(b"\n"):
+            if whole_lines(line) != line:
                 break  # a process ended while writing: the request is answered again
             custom_id, status = self._held(number, line)
             if custom_id not in ids:
@@ -235,14 +217,16 @@ class BatchResults:
         return size
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        self._file.seek(0)
-        number = 1
-        # Checked before the line is read, which in another kind of file may be all of it.
-        while beginning := self._file.read(len(_BEGINNING)):
-            if not _BEGINNING.startswith(beginning):
-                raise self._foreign(number)
-            yield number, beginning + self._file.readline()
-            number += 1
+        with self.path.open("rb") as file:
+            number = 1
+            # Checked before the line is read, which in another kind of file may be all of it.
+            while beginning := file.read(len(_BEGINNING)):
+                # Zeros are blocks that a power cut lost, but only after a line of ours.
+                begun = beginning if number == 1 else beginning.partition(b"\0")[0]
+                if not _BEGINNING.startswith(begun):
+                    raise self._foreign(number)
+                yield number, beginning + file.readline()
+                number += 1
 
     def _held(self, number: int, line: bytes) -> tuple[str, int]:
         try:
