@@ -95,7 +95,6 @@ def test_the_command_describes_itself() -> None:
     parser = argparse.ArgumentParser()
     merge.add_arguments(parser)
     assert all(action.help for action in parser._actions)
-    assert merge.HELP
     assert "dgemma merge MODEL" in merge.EXAMPLES
 
 

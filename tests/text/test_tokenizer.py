@@ -6,6 +6,8 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from dgemma.errors import CheckpointError, InputError
 from dgemma.text import tokenizer as tokenizer_module
-from dgemma.text.tokenizer import Tokenizer
+from dgemma.text.tokenizer import Tokenizer, _is_bounded
 from text.bundled import (
     DIRECTORY,
     TOKENIZER,
@@ -261,3 +263,44 @@ def test_decoders_that_cannot_be_read_piecewise_are_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match="dgemma reads tokenizers of Gemma's kind"):
         Tokenizer.from_directory(edited_copy(tmp_path, decoder=decoder))
+
+
+def test_a_text_that_cannot_fit_is_refused_without_being_encoded() -> None:
+    tokenizer = TOKENIZER
+    limited = tokenizer.limited(10)
+    assert tokenizer._longest is not None
+    longest = max((limited._engine.id_to_token(id_) or "" for id_ in range(limited.vocab_size)), key=len)
+    assert len(longest) == tokenizer._longest
+    most = 10 * len(longest)
+    limited.encode("a" * most)  # which has more tokens, but could have ten
+    with pytest.raises(InputError, match=r"so at least 10 tokens; at most 10 fit") as caught:
+        limited.encode("a" * (most + 1))
+    assert caught.value.code == "context_length_exceeded"
+    tokenizer.encode("a" * (most + 1))  # the original has no limit
+    engine = mock.Mock(wraps=limited._engine)
+    with mock.patch.object(limited, "_engine", engine), pytest.raises(InputError):
+        limited.encode("a" * (8 << 20))
+    assert not engine.mock_calls
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("normalizer", {"type": "NFKC"}),
+        ("normalizer", {"type": "Replace", "pattern": {"String": "aa"}, "content": "a"}),
+        ("normalizer", {"type": "Replace", "pattern": {"Regex": "a+"}, "content": "a"}),
+        ("model", {"type": "Unigram"}),
+        ("model", {"type": "BPE", "byte_fallback": False}),
+    ],
+)
+def test_where_characters_may_be_dropped_nothing_is_refused_by_their_number(part: str, value: Any) -> None:
+    good = {"normalizer": None, "model": {"type": "BPE", "byte_fallback": True}}
+    assert _is_bounded(good)
+    assert not _is_bounded({**good, part: value})
+
+
+@given(st.text(max_size=200))
+def test_no_text_has_fewer_tokens_than_the_bound_says(text: str) -> None:
+    tokenizer = TOKENIZER
+    assert tokenizer._longest is not None
+    assert len(tokenizer.encode(text)) >= len(text) / tokenizer._longest

@@ -106,7 +106,10 @@ def open_service(
         step_timeout_s=settings.step_timeout_s,
         reuse_prefixes=options.reuse_prefixes,
     )
-    return engine, CheckpointText(lm.tokenizer, lm.chat_template if lm.has_chat_template else None)
+    # A text that cannot fit is refused before it is encoded, on every endpoint.
+    tokenizer = lm.tokenizer.limited(engine.model.max_positions)
+    template = lm.chat_template.with_tokenizer(tokenizer) if lm.has_chat_template else None
+    return engine, CheckpointText(tokenizer, template)
 
 
 Kind = TypeVar("Kind", Settings, LoadOptions)

@@ -91,7 +91,7 @@ def measured_gap(
     try:
         before, after = (len(task.tokenizer.encode(text)) for text in texts)
     except InputError as error:
-        raise invalid(f"{prompt_field}: {error}", prompt_field) from None
+        raise invalid(f"{prompt_field}: {error}", prompt_field, error.code) from None
     num_before = 1 + before
     if most_prompt_tokens is not None and num_before + after > most_prompt_tokens:
         raise context_too_long(

@@ -11,6 +11,7 @@ A template must therefore write each control as one literal (`'<|turn>' + role`)
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -70,6 +71,12 @@ class ChatTemplate:
             "or tokenizer_config.json. Chat needs one; plain prompts work without it."
         )
 
+    def with_tokenizer(self, tokenizer: Tokenizer) -> ChatTemplate:
+        """The same template with another tokenizer of the same vocabulary."""
+        changed = copy.copy(self)
+        changed._tokenizer = tokenizer
+        return changed
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -117,6 +124,7 @@ class ChatTemplate:
         known: cache of encoded texts; pass one dict for the growing prompts of one chat.
         """
         known = {} if known is None else known
+        self._tokenizer.check_length(len(marked))
         ids: list[int] = []
         for part in MARKS.split(marked):
             control = self._ids.get(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,8 +29,18 @@ _BYTE_SHAPE = re.compile(r"<0x..>")
 class Tokenizer:
     """A checkpoint's `tokenizer.json`; control (special) tokens are kept apart from text."""
 
-    def __init__(self, engine: tokenizers.Tokenizer, controls: dict[str, int], names: dict[str, str]):
+    def __init__(
+        self,
+        engine: tokenizers.Tokenizer,
+        controls: dict[str, int],
+        names: dict[str, str],
+        *,
+        is_bounded: bool = False,
+    ):
+        """is_bounded: no token stands for more characters than its own entry has."""
         self._engine = engine
+        self._max_chars: int | None = None
+        self._max_tokens = 0
         self._control_names = {id_: name for name, id_ in controls.items()}
         self.controls: Mapping[str, int] = MappingProxyType(controls)
         # Their names in chat templates: {"bos_token": "<bos>", ...}.
@@ -38,6 +49,8 @@ class Tokenizer:
         self.vocab_size = 1 + max([*vocab.values(), *controls.values()], default=-1)
         # Byte-fallback tokens: one byte each; only a run of them decodes to characters.
         self.byte_ids = frozenset(id_ for token, id_ in vocab.items() if _BYTE_SHAPE.fullmatch(token))
+        # Characters that one token stands for at most; None: unknown.
+        self._longest = max(map(len, vocab)) if is_bounded and len(self.byte_ids) == 256 else None
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:
@@ -67,7 +80,29 @@ class Tokenizer:
         for name in listed - controls.keys():
             if (id_ := engine.token_to_id(name)) is not None:
                 controls[name] = id_
-        return cls(engine, controls, {key: name for key, name in names.items() if name in controls})
+        named = {key: name for key, name in names.items() if name in controls}
+        return cls(engine, controls, named, is_bounded=_is_bounded(raw))
+
+    def limited(self, max_tokens: int) -> Tokenizer:
+        """The same tokenizer, which refuses a text that must have more tokens before it is encoded.
+
+        Its characters are counted, and divided by those of the longest token: a text of many megabytes would
+        otherwise be encoded for seconds, only to be refused. A text that passes may still be too long.
+        """
+        limited = copy.copy(self)
+        limited._max_tokens = max_tokens
+        limited._max_chars = None if self._longest is None else max_tokens * self._longest
+        return limited
+
+    def check_length(self, num_chars: int) -> None:
+        """Refuse a text of so many characters if it must have more tokens than the limit."""
+        if self._max_chars is not None and num_chars > self._max_chars:
+            assert self._longest is not None
+            raise InputError(
+                f"the text has {num_chars} characters, so at least {num_chars // self._longest} tokens; at "
+                f"most {self._max_tokens} fit. Shorten it.",
+                code="context_length_exceeded",
+            )
 
     @property
     def bos_id(self) -> int | None:
@@ -89,6 +124,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of user text. Never a control token, whatever the text contains."""
         check_text(text)
+        self.check_length(len(text))
         # `encode` holds the interpreter lock: a text of 2 MB would stop every other thread for seconds.
         (fast,) = self._engine.encode_batch_fast([text], add_special_tokens=False)
         found: list[int] = fast.ids
@@ -186,6 +222,17 @@ def _build(raw: dict[str, Any]) -> tokenizers.Tokenizer:
     # The text of a special token in user text is encoded as ordinary text.
     engine.encode_special_tokens = True
     return engine
+
+
+def _is_bounded(raw: dict[str, Any]) -> bool:
+    """Whether the characters of a text are those of its tokens: no normalizer may drop or join any."""
+    normalizer, model = raw.get("normalizer"), raw.get("model") or {}
+    keeps = normalizer is None or (
+        normalizer.get("type") == "Replace"
+        and len(normalizer["pattern"].get("String", "")) == 1
+        and len(normalizer.get("content", "")) == 1
+    )
+    return keeps and model.get("type") == "BPE" and bool(model.get("byte_fallback"))
 
 
 def _check_decoder(file: Path, decoder: Any) -> None:
