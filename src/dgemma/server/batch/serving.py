@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from dgemma.engine.service import EngineDeadError
+from dgemma.engine.service import EngineDeadError, EngineRestartedError
 from dgemma.server.batch.protocol import ENDPOINTS, OK, BatchRequest, BatchResult
 from dgemma.server.http.body import checked_fields
 from dgemma.server.http.errors import invalid, to_json
@@ -51,6 +51,14 @@ async def answer_all(
 
 
 async def _answer(state: ServerState, request: BatchRequest) -> BatchResult:
+    """The result of one request. If the engine is restarted meanwhile, it is asked once more."""
+    try:
+        return await _answer_once(state, request, may_repeat=True)
+    except EngineRestartedError:
+        return await _answer_once(state, request, may_repeat=False)
+
+
+async def _answer_once(state: ServerState, request: BatchRequest, *, may_repeat: bool) -> BatchResult:
     record = RequestRecord(id=secrets.token_hex(16), method="POST", path=request.url)
     try:
         runner = await prepare(state, ENDPOINTS[request.url], checked_fields(request.body), record)
@@ -66,6 +74,8 @@ async def _answer(state: ServerState, request: BatchRequest) -> BatchResult:
         failure = state.engine.stats().failure
         if failure is not None:  # all other requests would fail too
             raise EngineDeadError(f"the engine has stopped: {failure}") from error
+        if may_repeat and isinstance(error, EngineRestartedError):
+            raise
         api_error = note_error(error, record)
         return BatchResult(
             custom_id=request.custom_id,
