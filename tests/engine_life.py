@@ -60,6 +60,7 @@ POINTS = (
 )  # and for one; each before it computes, and after
 DONE = "_done"  # the suffix of a point after computing
 QUIET_S = 1000.0  # by then everything has come to rest
+STEP_TIMEOUT_S = 30.0
 
 
 @cache
@@ -225,6 +226,8 @@ class Scenario:
     faults: dict[str, Fault] = field(default_factory=dict)  # by the client's name
     max_waiting: int = 8
     dies_at: int | None = None  # the step that takes the engine with it
+    hangs_at: int | None = None  # the step that never ends
+    restarts: bool = False  # there is another engine to go on with
     drains: tuple[float, float] | None = None  # when, and how long it may take
 
 
@@ -325,7 +328,9 @@ def random_scenario(seed: int) -> Scenario:
         clients=clients,
         faults=faults,
         max_waiting=rng.choice((0, 1, 2, 4, 8)),
-        dies_at=rng.randrange(12) if rng.random() < 0.06 else None,
+        dies_at=rng.randrange(12) if rng.random() < 0.12 else None,
+        hangs_at=rng.randrange(12) if rng.random() < 0.06 else None,
+        restarts=rng.random() < 0.5,
         drains=(rng.uniform(0.0, 1.5), rng.choice((0.1, QUIET_S))) if rng.random() < 0.15 else None,
     )
 
@@ -382,19 +387,35 @@ class World:
         scenario = life.scenario
         self.scenario, self.loop, self.life = scenario, loop, life
         self.rng = random.Random(f"steps {seed}")
-        self.memory = _Memory(window=CONFIG.window, **scenario.memory)
-        engine = make_engine(self.memory, scenario.limits, _Engine, clock=loop.time, fault=self.fault)
-        assert isinstance(engine, _Engine)
-        self.engine = engine
-        engine.names, engine.problems = {}, life.problems
-        engine.on_add = lambda name: self.strike("add", [name])
+        self.memories: list[_Memory] = []
+        self.engine = self.new_engine()
         self.service = serve(
-            engine, max_waiting=scenario.max_waiting, run_step=self.run_step, clock=loop.time
+            self.engine,
+            max_waiting=scenario.max_waiting,
+            make_engine=self.restarted if scenario.restarts else None,
+            step_timeout_s=STEP_TIMEOUT_S,
+            run_step=self.run_step,
+            clock=loop.time,
         )
         self.num_steps = 0
         self.departed: set[str] = set()  # clients that closed their stream
         self.tasks: list[asyncio.Task[None]] = []
         loop.on_turn = lambda turn: self.turn(turn, on_turn)
+
+    def new_engine(self) -> _Engine:
+        self.memories.append(_Memory(window=CONFIG.window, **self.scenario.memory))
+        limits, clock = self.scenario.limits, self.loop.time
+        engine = make_engine(self.memories[-1], limits, _Engine, clock=clock, fault=self.fault)
+        assert isinstance(engine, _Engine)
+        engine.names, engine.problems = {}, self.life.problems
+        engine.on_add = lambda name: self.strike("add", [name])
+        return engine
+
+    def restarted(self) -> _Engine:
+        self.note("the engine is restarted")
+        self.life.counts["restart"] += 1
+        self.engine = self.new_engine()
+        return self.engine
 
     def note(self, what: str) -> None:
         self.life.trace.append(f"{self.loop.now:.6f} {what}")
@@ -432,7 +453,13 @@ class World:
                 self.problem(f"{self.engine.names[number]} is gone, and still has a part in a step")
         await asyncio.sleep(self.rng.choice((0.0, self.rng.uniform(0.0, 0.05))))
         self.num_steps += 1
-        if self.scenario.dies_at is not None and self.num_steps > self.scenario.dies_at:
+        if self.num_steps == self.scenario.hangs_at:
+            self.note("the engine hangs")
+            await asyncio.sleep(1e9)
+        # A device that is gone stays gone, unless there is another engine.
+        dies_at = self.scenario.dies_at
+        is_over = dies_at is not None and self.num_steps > dies_at
+        if is_over and (not self.scenario.restarts or self.num_steps == dies_at + 1):  # type: ignore[operator]
             await asyncio.sleep(0.2)  # somebody comes meanwhile
             self.note("the engine dies")
             raise OSError("the device is gone")
@@ -461,8 +488,8 @@ class World:
         await self.service.drain(QUIET_S)
         await self.service.close()
         self.life.problems += self.loop.leftovers()
-        self.life.counts["wait for blocks"] += self.memory.num_full
-        self.life.counts["block let go"] += self.memory.num_let_go
+        self.life.counts["wait for blocks"] += sum(memory.num_full for memory in self.memories)
+        self.life.counts["block let go"] += sum(memory.num_let_go for memory in self.memories)
 
     async def drain(self, when: float, timeout_s: float) -> None:
         await asyncio.sleep(when)

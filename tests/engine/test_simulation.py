@@ -36,10 +36,10 @@ from engine_life import (
 from virtual_time import DeadlockError, VirtualLoop, run_virtually
 
 FIRST = int(os.environ.get("DGEMMA_FIRST_SEED", "0"))
-SEEDS = int(os.environ.get("DGEMMA_SIMULATIONS", "150"))
+SEEDS = int(os.environ.get("DGEMMA_SIMULATIONS", "250"))
 OUTCOMES = {
     "finished", "left", "cancelled", "BusyError", "DrainingError", "EngineFailureError", "EngineDeadError",
-    "InputError",
+    "InputError", "EngineRestartedError",
 }  # fmt: skip
 
 
@@ -116,7 +116,8 @@ def faults_strike_only_their_own(life: Life) -> Iterator[str]:
     for client in life.scenario.clients:
         fault = life.scenario.faults.get(client.name)
         is_struck = fault is not None and fault.struck and not fault.passing
-        if is_struck and client.outcome not in ("EngineFailureError", "EngineDeadError", "left", "cancelled"):
+        ends = ("EngineFailureError", "EngineDeadError", "EngineRestartedError", "left", "cancelled")
+        if is_struck and client.outcome not in ends:
             yield f"{client.name} was struck at {fault}, but {client.outcome}"
         if client.outcome != "EngineFailureError":
             continue
@@ -138,7 +139,15 @@ def refusals_have_their_reason(life: Life) -> Iterator[str]:
         if outcome == "DrainingError" and life.scenario.drains is None:
             yield f"{client.name} met a drain, but there was none"
         if (
-            outcome not in ("finished", "left", "cancelled", "EngineFailureError", "EngineDeadError")
+            outcome
+            not in (
+                "finished",
+                "left",
+                "cancelled",
+                "EngineFailureError",
+                "EngineDeadError",
+                "EngineRestartedError",
+            )
             and client.events
         ):
             yield f"{client.name} was accepted, but {outcome}"
@@ -146,10 +155,17 @@ def refusals_have_their_reason(life: Life) -> Iterator[str]:
 
 def a_dead_engine_says_so_to_everybody(life: Life) -> Iterator[str]:
     dies = any("the engine dies" in line for line in life.trace)
-    if dies != (life.stats.failure is not None):
+    hangs = any("the engine hangs" in line for line in life.trace)
+    restarts = life.scenario.restarts
+    if ((dies or hangs) and not restarts) != (life.stats.failure is not None):
         yield f"the engine {'died' if dies else 'lives'}, but {life.stats}"
-    if dies and life.stats.failure != "OSError: the device is gone":
+    why = ("OSError: the device is gone", "StepTimeoutError: a step did not end within 30 seconds")
+    if life.stats.failure is not None and life.stats.failure not in why:
         yield f"the engine died of {life.stats.failure}"
+    if life.stats.restarts != (dies + hangs if restarts else 0):
+        yield f"the engine {dies=}, {hangs=}, but {life.stats}"
+    if life.stats.is_stalled != (life.stats.failure is not None and hangs and not dies):
+        yield f"the engine {hangs=}, but {life.stats}"
 
 
 def kinds_met(life: Life) -> Counter[str]:
@@ -209,7 +225,7 @@ def test_every_kind_of_trouble_was_met(lives: dict[int, Life]) -> None:
         "fault at add", "finished, with a part that was repeated",
         *(f"finish: {reason}" for reason in FinishReason),
         "wait for blocks", "block let go", "prefix hit", "drain", "drain that ran out of time",
-        "engine dead", "drafts",
+        "engine dead", "restart", "drafts",
         "left without closing", "cancelled between events", "cancelled while waiting", "failed in company",
     ]  # fmt: skip
     assert not [kind for kind in troubles if not counts[kind]]

@@ -137,3 +137,22 @@ def test_a_timeout_inside_a_step_is_not_taken_for_the_watchdogs(caplog: pytest.L
 
     run(main, new_engine(kind=TimingOut), make_engine=None, step_timeout_s=600.0)
     assert "the engine has stopped" in caplog.text
+
+
+def test_who_leaves_a_hung_step_cancels_nobody_of_the_new_engine() -> None:
+    """The new engine counts its requests from zero again, as the old one did."""
+    hangs = threading.Event()
+
+    def hang(point: str, request_ids: Sequence[int]) -> None:
+        if point == "forward":
+            hangs.set()
+            threading.Event().wait()
+
+    async def main(service: AsyncEngine) -> None:
+        leaving = service.submit(ASKED)
+        await anext(leaving)
+        await asyncio.to_thread(hangs.wait, 600)
+        await leaving.aclose()
+        assert await outcome(service, replace(ASKED, seed=2)) == answer_alone(replace(ASKED, seed=2)).tokens
+
+    run(main, new_engine(fault=hang), step_timeout_s=3.0)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgemma.engine.request import EngineRequest
-from dgemma.engine.service import EngineDeadError, EngineFailureError
+from dgemma.engine.service import EngineDeadError, EngineFailureError, EngineRestartedError
 from dgemma.errors import InputError
 from dgemma.server.batch.protocol import BatchRequests, BatchResult, BatchResults
 from dgemma.server.batch.serving import answer_all, queue_len
@@ -265,6 +265,22 @@ def test_an_engine_that_does_not_end_in_time_is_a_result_too(tmp_path: Path) -> 
     engine = FakeEngine(Script(accepts=False))
     run_batch(input_, tmp_path / "out", engine, request_timeout_s=0.01, timeout_grace_s=0.01)
     assert results_of(tmp_path / "out")["a"]["status_code"] == 504
+
+
+def test_a_request_whose_engine_was_restarted_is_asked_once_more(tmp_path: Path) -> None:
+    tries: list[int] = []
+
+    def script(request: EngineRequest) -> Script:
+        tries.append(request.seed)
+        is_unlucky = request.seed == 2 or (request.seed == 1 and tries.count(1) == 1)
+        error = EngineRestartedError("a step hung")
+        return Script(text="x", fails_at=0, error=error) if is_unlucky else by_seed(request)
+
+    lines = [line_of(str(seed), {**ONCE, "seed": seed}) for seed in range(3)]
+    run_batch(write_lines(tmp_path / "in", lines), tmp_path / "out", FakeEngine(script))
+    found = results_of(tmp_path / "out")
+    assert {id_: one["status_code"] for id_, one in found.items()} == {"0": 200, "1": 200, "2": 503}
+    assert sorted(tries) == [0, 1, 1, 2, 2]
 
 
 def test_an_engine_that_works_no_more_ends_the_batch_and_costs_no_request(tmp_path: Path) -> None:

@@ -249,12 +249,11 @@ class AsyncEngine:
         _LOG.error("the engine is restarted", exc_info=error)
         # What has not begun is untouched: it waits for the new engine, before those that came later.
         waiting = [caller for id_, caller in self._callers.items() if self._engine.is_waiting(id_)]
-        for caller in waiting:
-            assert caller.request_id is not None
-            del self._callers[caller.request_id]
-            caller.request_id = None
         for caller in self._callers.values():
-            caller.put(EngineRestartedError(f"the engine was restarted while it wrote this answer: {why}"))
+            # The new engine counts from zero: whoever leaves now must not cancel another's request.
+            caller.request_id = None
+            if caller not in waiting:
+                caller.put(EngineRestartedError(f"the engine was restarted during this answer: {why}"))
         self._callers.clear()
         self._new.extendleft(reversed(waiting))
         if isinstance(error, StepTimeoutError) and self._thread is not None:
