@@ -153,3 +153,10 @@ def test_scan_and_step_run_under_fake_cuda() -> None:
         assert state.settled.device.type == "cuda"
         assert scan.soft is not None
         assert scan.soft.dtype == torch.bfloat16
+
+
+def test_a_sum_that_equals_the_entropy_bound_is_within_it() -> None:
+    uncertainty = torch.tensor([[0.25, 0.5, 0.75]])  # sums without the largest: 0, 0.25, 0.75, all exact
+    free = torch.ones(1, 3, dtype=torch.bool)
+    assert EntropyBound(bound=0.25)(uncertainty, free).tolist() == [[True, True, False]]
+    assert EntropyBound(bound=0.75)(uncertainty, free).tolist() == [[True, True, True]]
