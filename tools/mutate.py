@@ -218,8 +218,16 @@ class Baseline:
     """The tests that pass without a mutant, their seconds, and those that executed a line."""
 
     seconds: dict[str, float]
+    setup_s: dict[str, float]  # of the fixtures of a test file
     tests_of: dict[str, list[str]]  # by "file:line"; a test file stands for all of its tests
     modules: list[str]  # imported by the tests, and by no file of the tree
+
+    def cost_of(self, file: str) -> float:
+        return self.setup_s.get(file, 0.0) + sum(s for t, s in self.seconds.items() if _file_of(t) == file)
+
+
+def _file_of(test: str) -> str:
+    return test.partition("::")[0]
 
 
 class _Tracer:
@@ -230,6 +238,7 @@ class _Tracer:
         self._known: dict[CodeType, str | None] = {}
         self._now = ""
         self.seconds: dict[str, float] = {}
+        self.setup_s: dict[str, float] = {}
         self.failed: set[str] = set()
         self.lines: dict[str, set[str]] = {}
 
@@ -250,7 +259,7 @@ class _Tracer:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
         # A fixture may serve every test of the file.
-        self._now = item.nodeid.partition("::")[0]
+        self._now = _file_of(item.nodeid)
         yield
 
     @pytest.hookimpl(wrapper=True)
@@ -259,7 +268,11 @@ class _Tracer:
         yield
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+        if report.when == "call":
+            self.seconds[report.nodeid] = report.duration
+        else:
+            file = _file_of(report.nodeid)
+            self.setup_s[file] = self.setup_s.get(file, 0.0) + report.duration
         if not report.passed:
             self.failed.add(report.nodeid)
 
@@ -317,6 +330,7 @@ class Runner:
         child = os.fork()
         if not child:
             os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             try:
                 silent = os.open(os.devnull, os.O_RDWR)
                 for stream in (0, 1, 2):
@@ -363,14 +377,15 @@ class Runner:
             passed = {test: s for test, s in tracer.seconds.items() if test not in tracer.failed}
             lines = {line: sorted(tests) for line, tests in tracer.lines.items()}
             return {
-                "seconds": passed, "failed": sorted(tracer.failed), "lines": lines, "modules": modules
+                "seconds": passed, "setup_s": tracer.setup_s, "failed": sorted(tracer.failed),
+                "lines": lines, "modules": modules,
             }  # fmt: skip
 
         found = self._fork(act, 3600)
         assert found is not None, self._log.read_text()
         for test in found["failed"]:
             print(f"not used, it fails or is skipped without a mutant: {test}")
-        return Baseline(found["seconds"], found["lines"], found["modules"])
+        return Baseline(found["seconds"], found["setup_s"], found["lines"], found["modules"])
 
     def killer(self, mutant: Mutant, baseline: Baseline, budget_s: float) -> str | None:
         """The test that fails under the mutant; None if all pass."""
@@ -384,7 +399,7 @@ class Runner:
             # The compiled files of the baseline serve all that is not mutated.
             sys.dont_write_bytecode = True
             chosen = _Chosen(tests)
-            files = dict.fromkeys(test.partition("::")[0] for test in tests)
+            files = dict.fromkeys(map(_file_of, tests))
             code = pytest.main([*_OPTIONS, "-x", *files], plugins=[chosen])
             return [int(code), chosen.failed]
 
@@ -393,6 +408,7 @@ class Runner:
             compiled.unlink()
         try:
             expected = sum(baseline.seconds[test] for test in tests)
+            expected += sum(baseline.setup_s.get(file, 0.0) for file in set(map(_file_of, tests)))
             found = self._fork(act, 20 + 5 * expected)
         finally:
             path.write_text(source)
@@ -402,28 +418,22 @@ class Runner:
 
     def _tests_for(self, mutant: Mutant, baseline: Baseline, budget_s: float) -> list[str]:
         files = tuple(f"tests/{test}" for test in TESTS[mutant.file].split())
-        own = [test for test in baseline.seconds if test.partition("::")[0] in files]
+        own = [test for test in baseline.seconds if _file_of(test) in files]
         if mutant.lines:
             covering = {
                 t for line in mutant.lines for t in baseline.tests_of.get(f"{mutant.file}:{line}", ())
             }
-            own = [test for test in own if test in covering or test.partition("::")[0] in covering]
-        # Files stay together: a fixture of a file is made once.
-        total: dict[str, float] = {}
+            own = [test for test in own if test in covering or _file_of(test) in covering]
+        own.sort(key=lambda test: baseline.seconds[test])
+        chosen: dict[str, list[str]] = {}  # by file, whose fixtures are then made once
+        spent_s = 0.0
         for test in own:
-            file = test.partition("::")[0]
-            total[file] = total.get(file, 0.0) + baseline.seconds[test]
-        own.sort(
-            key=lambda test: (total[test.partition("::")[0]], test.partition("::")[0], baseline.seconds[test])
-        )
-        chosen: list[str] = []
-        seconds = 0.0
-        for test in own:
-            seconds += baseline.seconds[test]
-            if seconds > budget_s and chosen:
-                break
-            chosen.append(test)
-        return chosen
+            file = _file_of(test)
+            cost_s = baseline.seconds[test] + (0.0 if file in chosen else baseline.setup_s.get(file, 0.0))
+            if not chosen or spent_s + cost_s <= budget_s:
+                spent_s += cost_s
+                chosen.setdefault(file, []).append(test)
+        return [test for file in sorted(chosen, key=baseline.cost_of) for test in chosen[file]]
 
 
 _OPTIONS = (
@@ -564,6 +574,8 @@ def main() -> None:
     done = read_results(options.out)
     if options.retry:
         done = {key: result for key, result in done.items() if result["killed_by"] is not None}
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell lets its background jobs ignore the first
+        signal.signal(number, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         run(mutants, options.out, done, options.budget)
     reasons = json.loads(EQUIVALENT.read_text()) if EQUIVALENT.exists() else {}
