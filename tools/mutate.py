@@ -486,8 +486,8 @@ def summary(results: list[dict[str, Any]], reasons: dict[str, str]) -> dict[str,
 
 
 def _reason_key(result: dict[str, Any]) -> str:
-    # Without the line, which changes with every edit above it.
-    return f"{result['file']} {result['before']} -> {result['after']}"
+    # The line itself, not its number, which changes with every edit above it.
+    return f"{result['file']}: {result['text']}: {result['before']} -> {result['after']}"
 
 
 def read_results(path: Path) -> dict[str, dict[str, Any]]:
@@ -579,7 +579,13 @@ def main() -> None:
     with contextlib.suppress(KeyboardInterrupt):
         run(mutants, options.out, done, options.budget)
     reasons = json.loads(EQUIVALENT.read_text()) if EQUIVALENT.exists() else {}
-    findings = summary([done[mutant.key] for mutant in mutants if mutant.key in done], reasons)
+    texts = {name: (ROOT / "src/dgemma" / name).read_text().splitlines() for name in TESTS}
+    results = [
+        {**done[mutant.key], "text": texts[mutant.file][mutant.line - 1].strip()}
+        for mutant in mutants
+        if mutant.key in done
+    ]
+    findings = summary(results, reasons)
     print(json.dumps(findings, indent=2))
     if options.record is not None:
         write_record(options.record, findings)
