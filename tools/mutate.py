@@ -260,6 +260,8 @@ class _Tracer:
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
         # A fixture may serve every test of the file.
         self._now = _file_of(item.nodeid)
+        # Python drops a trace function that fails, and at the recursion limit any function fails.
+        sys.settrace(self.trace)
         yield
 
     @pytest.hookimpl(wrapper=True)
