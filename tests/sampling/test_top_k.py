@@ -12,10 +12,12 @@ from dgemma.sampling.top_k import RunningTopK, TopK, truncation_floor
 LOGITS = torch.tensor([[[0.0, -1.0, -2.0, -2.5]]]) * 0.6931472
 
 
-def floor_of(top_k: int | None, top_p: float | None, logits: Tensor = LOGITS) -> float:
+def floor_of(top_k: int | None, top_p: float | None) -> Tensor:
+    """Of two rows of three positions that are alike."""
+    logits = LOGITS.expand(2, 3, -1)
     tokens = torch.arange(logits.shape[-1]).expand_as(logits)
     log_mass = torch.full(logits.shape[:-1], 0.6931472)
-    return truncation_floor(TopK(tokens, logits), log_mass, top_k, top_p).item()
+    return truncation_floor(TopK(tokens, logits), log_mass, top_k, top_p)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_the_floor_is_the_logit_of_the_last_token_that_stays(
 ) -> None:
     shares = (LOGITS[0, 0] - 0.6931472).exp()
     assert shares[:2].tolist() == [0.5, 0.25], "the borders are exact"
-    assert floor_of(top_k, top_p) == LOGITS[0, 0, last].item()
+    assert torch.equal(floor_of(top_k, top_p), LOGITS[..., last].expand(2, 3))
 
 
 def top_k_of(scaled: Tensor, count: int, block: int, borders: tuple[int, ...]) -> TopK:
