@@ -266,6 +266,12 @@ def index_escapes_absolutely(d: Path) -> str:
 
 
 @broken
+def index_names_a_path_of_windows(d: Path) -> str:
+    edit_index(d, lambda i: i["weight_map"].update(evil="..\\x.safetensors"))
+    return "only safetensors files beside"
+
+
+@broken
 def index_points_to_a_pickle(d: Path) -> str:
     edit_index(d, lambda i: i["weight_map"].update(evil="weights.bin"))
     return "only safetensors files beside"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import dgemma
 from broken_checkpoints import BREAKS, Break
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
+from dgemma.checkpoint.source import _refuse_missing_and_extra, read_json
 from dgemma.cli.main import main
 
 
@@ -80,3 +82,34 @@ def test_a_config_that_is_too_large_or_unreadable_is_refused(
 def test_a_directory_that_cannot_be_made_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", "--config-only", "/proc/none/here"]) == 1
     assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("size", "problem"), [(64 << 20, "is not valid JSON"), ((64 << 20) + 1, "larger than")]
+)
+def test_a_config_of_64_mib_is_read_and_no_larger_one(size: int, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    with file.open("wb") as new:
+        new.truncate(size)
+    with pytest.raises(dgemma.CheckpointError, match=problem):
+        read_json(file)
+
+
+@pytest.mark.parametrize("weight_map", [{}, [], "text", 7, None])
+def test_an_index_without_a_map_of_weights_is_refused(
+    weight_map: object, good_checkpoint: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "model"
+    shutil.copytree(good_checkpoint, target)
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(dgemma.CheckpointError, match="has no weight_map; it is corrupt"):
+        dgemma.load(target)
+
+
+@pytest.mark.parametrize(
+    ("count", "listed"), [(1, "'a'."), (3, "'a', 'b', 'c'."), (4, "'a', 'b', 'c' and 1 more.")]
+)
+def test_of_many_missing_tensors_three_are_named(count: int, listed: str) -> None:
+    with pytest.raises(dgemma.CheckpointError) as caught:
+        _refuse_missing_and_extra(Path("model"), list("abcd"[:count]), [], [])
+    assert f"model lacks {count} tensors: {listed} The download" in str(caught.value)

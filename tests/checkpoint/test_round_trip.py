@@ -145,3 +145,25 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(saved: Path) -> None:
         file.truncate(30_000)
     with pytest.raises(dgemma.CheckpointError, match="changed on disk"):
         load_transformer(source, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def test_loaded_weights_need_no_gradient_and_those_of_the_stored_dtype_are_read_in_place(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_chunks(*args: object) -> None:
+        raise AssertionError("through a buffer")
+
+    monkeypatch.setattr("dgemma.checkpoint.load.read_chunks", read_chunks)
+    parameters = list(dgemma.load(saved, dtype="float32").transformer.parameters())
+    assert len(parameters) > 10
+    assert not any(parameter.requires_grad for parameter in parameters)
+
+
+def test_a_checkpoint_without_copies_has_nothing_to_compare(saved: Path) -> None:
+    from dgemma.checkpoint.source import open_checkpoint
+
+    assert open_checkpoint(saved).tied == []
+    state = load_file(saved / "model.safetensors")
+    extra = copies(state)
+    save_file({**state, **extra}, saved / "model.safetensors", {"format": "pt"})
+    assert {copy.name for _, copy in open_checkpoint(saved).tied} == extra.keys()

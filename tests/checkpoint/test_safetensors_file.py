@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dgemma.checkpoint.safetensors_file import (
+    ITEM_BITS,
+    ITEM_BYTES,
     TensorToWrite,
     read_chunks,
     read_entries,
@@ -173,3 +177,40 @@ def test_a_file_without_permission_is_refused_by_name(
     monkeypatch.setattr("os.open", refuse)
     with pytest.raises(CheckpointError, match="cannot be opened: Permission denied"):
         read_entries(tmp_path / "x.safetensors")
+
+
+def test_item_sizes_are_those_of_the_dtypes() -> None:
+    names = {
+        "BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+        "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
+        "U16": "uint16", "I16": "int16", "F16": "float16", "BF16": "bfloat16", "U32": "uint32",
+        "I32": "int32", "F32": "float32", "U64": "uint64", "I64": "int64", "F64": "float64",
+        "C64": "complex64",
+    }  # fmt: skip
+    sizes = {name: getattr(torch, dtype).itemsize for name, dtype in names.items()}
+    assert sizes == ITEM_BYTES
+    assert {"F4": 4, **{name: 8 * size for name, size in sizes.items()}} == ITEM_BITS
+
+
+@pytest.mark.parametrize(("size", "problem"), [(7, "has only 7 bytes"), (8, "has no readable header")])
+def test_a_file_of_a_few_bytes_is_refused(size: int, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(bytes(size))
+    with pytest.raises(CheckpointError, match=problem):
+        read_entries(path)
+
+
+def test_a_file_that_is_refused_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    whole = os.open
+
+    def noted(*args: Any) -> int:
+        opened.append(whole(*args))
+        return opened[-1]
+
+    monkeypatch.setattr(os, "open", noted)
+    with pytest.raises(CheckpointError, match="is not a regular file"):
+        read_entries(tmp_path)
+    assert len(opened) == 1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])

@@ -401,3 +401,17 @@ def test_the_queue_lasts_until_the_answer_before_it_ends() -> None:
         await service.close()
 
     run_virtually(main)
+
+
+@pytest.mark.parametrize("decode", ["diffuse", "causal"])
+def test_a_bias_holds_beside_a_request_without_one_that_came_first(decode: Any) -> None:
+    """The first of a batch does not decide for the others whether there is a bias."""
+    plain = replace(ASKED, params=replace(PARAMS, decode=decode))
+    forced = replace(plain, logit_bias=((7, 100.0),))
+
+    async def main(service: AsyncEngine) -> list[Answer]:
+        return await answers(service, [plain, forced])
+
+    without, only = run(main)
+    assert without == answer_alone(plain)
+    assert only.tokens == (7,) * 8

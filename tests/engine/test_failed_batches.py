@@ -13,6 +13,7 @@ from dgemma.engine import model_runner
 from dgemma.engine.canvas_store import CanvasStore
 from dgemma.engine.engine import Engine
 from dgemma.engine.kv_cache_manager import KVCacheManager
+from dgemma.engine.kv_store import KVStore
 from dgemma.engine.request import EngineRequest, PinnedTokens
 from dgemma.engine.scheduler import SchedulerConfig
 from dgemma.engine.service import Failed
@@ -234,3 +235,25 @@ def test_one_request_for_which_memory_never_suffices_fails_alone() -> None:
         number: undisturbed.answers[number] for number in (0, 2)
     }
     assert isinstance(found.events[1][-1], Failed)
+
+
+def test_blocks_of_a_failed_request_are_not_found_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks were allocated, and never written: who found them would attend to zeros."""
+    request = replace(REQUESTS[0], prompt=tuple(range(2, 16)), drafts=False)
+    memory = KVCacheManager(block_size=4, window=CONFIG.window, full_blocks=60, window_blocks=30)
+    engine = make_engine(memory, SchedulerConfig(max_num_seqs=4, chunk_size=16, encode_block=ENCODE_BLOCK))
+
+    def write(*args: Any) -> None:
+        raise RuntimeError("a fault of the test")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KVStore, "write", write)
+        engine.add(engine.validate(request))
+        assert [type(event) for _, event in engine.step()] == [Failed]
+    assert len(memory.prefix_cache) == memory.prefix_cache.num_tails == 0
+    engine.add(engine.validate(request))
+    events = []
+    while not engine.is_idle:
+        events += [event for _, event in engine.step()]
+    (finish,) = (event for event in events if isinstance(event, Finish))
+    assert replace(finish.answer, timings=Timings()) == run([request]).answers[0]

@@ -314,3 +314,27 @@ def test_memory_that_is_enough_does_not_grow() -> None:
     assert kv_manager.window.size == 2 * (max_window_blocks(5, 4) + min(max_window_blocks(5, 4), 3))
     kv_manager.ensure_capacity([30])
     assert kv_manager.full.size == 22
+
+
+def test_of_a_prompt_that_is_read_in_part_only_that_part_is_cached() -> None:
+    memory = KVCacheManager(block_size=4, window=8, full_blocks=8, window_blocks=8)
+    chain = chain_of(text(0, 12))
+    table = memory.allocate(chain, 12, reusable=11)
+    assert table is not None
+    memory.extend(table, 4)
+    memory.cache_blocks(table, tail=True)
+    assert memory.prefix_cache.match(chain.hashes) == (1, 1)
+    assert len(memory.prefix_cache) == 1, "no later block under a name of its own"
+
+
+def test_a_tail_that_just_fits_beside_the_window_is_shared() -> None:
+    """A context that is shorter than the window has a tail of its own blocks, and of no more."""
+    memory = KVCacheManager(block_size=4, window=8, full_blocks=8, window_blocks=3)
+    table = memory.allocate(chain_of(text(0, 5)), 5, reusable=4)
+    assert table is not None
+    memory.extend(table, 5)
+    memory.cache_blocks(table, tail=True)
+    memory.free(table)
+    again = memory.allocate(chain_of(text(0, 8)), 8, reusable=7)  # two blocks of its own, one of the tail
+    assert again is not None
+    assert again.num_cached == 4

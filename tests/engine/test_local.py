@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,3 +181,31 @@ def test_memory_grows_with_what_is_asked_for_and_keeps_what_was_read(lm: Languag
     assert lm._engine._engine.stats().full_blocks_total > small
     assert longer.cached_tokens == 100 // BLOCK_SIZE * BLOCK_SIZE
     assert longer.tokens == lm.exact().generate(ids, max_tokens=300, **OPTIONS).tokens
+
+
+def test_only_one_thread_at_a_time_steps_the_engine(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm.generate([5, 6], max_tokens=4, **OPTIONS)
+    assert lm._engine is not None
+    engine = lm._engine._engine
+    whole, inside, overlaps = engine.step, 0, 0
+
+    def step(paused: Any = ()) -> Any:
+        nonlocal inside, overlaps
+        inside += 1
+        overlaps += inside > 1
+        time.sleep(0.002)  # another thread runs
+        found = whole(paused)
+        inside -= 1
+        return found
+
+    monkeypatch.setattr(engine, "step", step)
+    threads = [
+        threading.Thread(target=lambda n=n: lm.generate([5, n], max_tokens=4, **OPTIONS)) for n in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert overlaps == inside == 0

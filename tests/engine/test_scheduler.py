@@ -385,13 +385,13 @@ def queued(number: int, tenant: str, *, limit: int | None = None, tokens: int = 
     )
 
 
-def scheduler_of(slots: int) -> Scheduler:
+def shared_scheduler(slots: int) -> Scheduler:
     manager = KVCacheManager(block_size=4, window=8, full_blocks=64, window_blocks=64)
     return Scheduler(manager, SchedulerConfig(max_num_seqs=slots, chunk_size=64, encode_block=4))
 
 
 def test_a_tenant_with_many_requests_leaves_half_of_the_slots_to_another() -> None:
-    scheduler = scheduler_of(4)
+    scheduler = shared_scheduler(4)
     for number in range(10):
         scheduler.add(queued(number, "greedy"), float(number))
     for number in (20, 21, 22):
@@ -407,14 +407,14 @@ def test_a_tenant_with_many_requests_leaves_half_of_the_slots_to_another() -> No
 
 
 def test_a_tenant_alone_uses_every_slot() -> None:
-    scheduler = scheduler_of(3)
+    scheduler = shared_scheduler(3)
     for number in range(5):
         scheduler.add(queued(number, "greedy"), float(number))
     assert scheduler.schedule(9.0).admitted == (0, 1, 2)
 
 
 def test_a_tenants_limit_is_kept_and_does_not_hold_up_others() -> None:
-    scheduler = scheduler_of(4)
+    scheduler = shared_scheduler(4)
     for number in range(4):
         scheduler.add(queued(number, "limited", limit=2), float(number))
     assert scheduler.schedule(9.0).admitted == (0, 1)
@@ -425,7 +425,7 @@ def test_a_tenants_limit_is_kept_and_does_not_hold_up_others() -> None:
 
 
 def test_counts_of_waiting_requests_follow_every_way_out_of_the_queue() -> None:
-    scheduler = scheduler_of(1)
+    scheduler = shared_scheduler(1)
     for number in range(3):
         scheduler.add(queued(number, "a"), float(number))
     assert scheduler.num_waiting_of("a") == 3
@@ -436,3 +436,64 @@ def test_counts_of_waiting_requests_follow_every_way_out_of_the_queue() -> None:
     scheduler.remove(0)
     scheduler.schedule(6.0)
     assert scheduler.num_waiting_of("a") == 0
+
+
+def scheduler_of(*, chunk_size: int = 16, slots: int = 4) -> tuple[Scheduler, KVCacheManager]:
+    memory = KVCacheManager(block_size=4, window=8, full_blocks=64, window_blocks=32)
+    limits = SchedulerConfig(max_num_seqs=slots, chunk_size=chunk_size, encode_block=8)
+    return Scheduler(memory, limits), memory
+
+
+def compute(scheduler: Scheduler) -> dict[int, tuple[int, int, bool]]:
+    """One step -> start, stop and whether it is the last chunk, by request."""
+    scheduled = scheduler.schedule(0.0).scheduled
+    for part in scheduled:
+        if part.phase.extends:
+            scheduler.allocate(part)
+            scheduler.mark_computed(part)
+    return {part.request_id: (part.start, part.stop, part.is_last) for part in scheduled}
+
+
+def test_a_chunk_takes_its_own_tokens_from_the_budget_and_not_those_before_it() -> None:
+    """The second chunk of a prompt leaves the others as much as its first chunk did."""
+    scheduler, _ = scheduler_of(chunk_size=16)
+    scheduler.add(QueuedRequest(request_id=0, tokens=range(100, 122), max_len=40), 0.0)
+    assert compute(scheduler) == {0: (0, 16, False)}
+    scheduler.add(QueuedRequest(request_id=1, tokens=range(200, 210), max_len=40), 0.0)
+    # 6 tokens finish the first prompt. Of the 10 that are left the second one takes all it has.
+    assert compute(scheduler) == {0: (16, 22, True), 1: (0, 10, True)}
+
+
+def test_the_last_chunk_is_marked_and_a_canvas_has_none() -> None:
+    scheduler, _ = scheduler_of(chunk_size=8)
+    scheduler.add(QueuedRequest(request_id=0, tokens=range(100, 117), max_len=40), 0.0)
+    assert [compute(scheduler)[0] for _ in range(3)] == [(0, 8, False), (8, 16, False), (16, 17, True)]
+    scheduler.set_phase(0, DENOISE)
+    assert compute(scheduler) == {0: (17, 17, False)}
+    scheduler.set_phase(0, COMMIT, [1, 2, 3])
+    assert compute(scheduler) == {0: (17, 20, True)}
+
+
+def test_a_request_that_names_no_priority_has_priority_0() -> None:
+    scheduler, _ = scheduler_of(slots=1)
+    for number, options in enumerate(({"priority": 0}, {}, {"priority": 0})):
+        scheduler.add(QueuedRequest(request_id=number, tokens=[1], max_len=4, **options), float(number))
+    order = []
+    for _ in range(3):
+        order += scheduler.schedule(0.0).admitted
+        scheduler.remove(order[-1])
+    assert order == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("options", "tails"), [({}, 1), ({"reusable": True}, 2)])
+def test_only_a_request_that_is_removed_as_reusable_leaves_its_end_behind(
+    options: dict[str, bool], tails: int
+) -> None:
+    scheduler, memory = scheduler_of()
+    scheduler.add(QueuedRequest(request_id=0, tokens=range(100, 105), max_len=40), 0.0)
+    compute(scheduler)
+    scheduler.set_phase(0, COMMIT, range(7))
+    compute(scheduler)
+    assert memory.prefix_cache.num_tails == 1, "the end of the prompt"
+    scheduler.remove(0, **options)
+    assert memory.prefix_cache.num_tails == tails

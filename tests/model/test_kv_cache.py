@@ -113,3 +113,23 @@ def test_the_last_canvas_of_the_longest_context_runs() -> None:
     assert cache.lengths == (262_144,)
     with pytest.raises(InputError, match="would reach"):
         lm.denoise(canvas, cache)
+
+
+@torch.no_grad()
+def test_a_selection_grows_on_its_own_and_so_does_its_original() -> None:
+    lm = make_ours(make_oracle(CASE))
+    prompt, more, canvas = (
+        tokens(CASE, 1, 30, seed=1),
+        tokens(CASE, 1, 600, seed=2),
+        tokens(CASE, 1, 8, seed=3),
+    )
+    expected = lm.new_cache()
+    for part in (prompt, more):
+        lm.encode(part, expected)
+    original = lm.new_cache()
+    lm.encode(prompt, original)
+    selected = original.select([0])
+    # The first to grow must not make the other believe that it has grown too.
+    for cache in (original, selected):
+        lm.encode(more, cache)
+        assert torch.equal(lm.denoise(canvas, cache), lm.denoise(canvas, expected))

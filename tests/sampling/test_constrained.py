@@ -249,3 +249,16 @@ def test_large_classes_are_drawn_from_as_their_tokens_weigh() -> None:
     mean = (weight[:, 0].softmax(0) * weight[:, 0]).sum()
     spread = ((weight[:, 0].softmax(0) * (weight[:, 0] - mean) ** 2).sum() / sampled.numel()).sqrt()
     assert abs(weight[sampled.flatten(), 0].mean() - mean) < 4 * spread
+
+
+def test_a_token_at_the_floor_itself_is_kept() -> None:
+    """The floor is the logit of the last token that top-k and top-p keep."""
+    head = Head(torch.eye(3, HIDDEN), logit_cap=None)
+    hidden = torch.tensor([[[2.0, 2.0, 1.0, 0, 0]]])
+    constraint = CanvasConstraint(
+        vocab_dfa(np.array([1, 1, 1]), np.array([[-1], [0]]), CPU), 0, np.array([True]), slice(0, 1)
+    )
+    floor = torch.tensor([[2.0]])
+    found = scan_constrained(hidden, head, torch.ones(1), None, constraint, floor=floor, num_top_k=3)
+    assert found.top_k is not None
+    assert found.top_k.logits[0, 0].exp().tolist() == pytest.approx([0.5, 0.5, 0.0], abs=1e-6)

@@ -726,3 +726,23 @@ def test_pins_of_a_canvas_can_be_replaced_between_two_steps() -> None:
         state, scan = sample_step(stack(), state, hidden, key, sampler, GenerationParams(), None, [one])
         assert torch.equal(state.canvas, before) is (one is pinned)
     assert torch.equal(state.argmax, scan.argmax)
+
+
+def test_a_vocabulary_larger_than_the_buffer_is_read_one_position_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head, hidden = make(1, 6, 70, seed=4)
+    allowed, heat, key = some_sets(6, 70, seed=5), torch.tensor([0.7]), keys(1, 3)
+    scan = scan_vocab(hidden, head, heat, key)
+
+    def read() -> tuple[VocabScan, list[Tensor]]:
+        found = apply_allowed_tokens(scan, 0, hidden[0], head, heat, key, allowed)
+        return found, watched_log_probs(hidden[0], head, allowed, allowed)
+
+    whole, watched = read()
+    monkeypatch.setattr(pins_module, "_MAX_LOGITS", 1)
+    alone, watched_alone = read()
+    for name in ("argmax", "sampled"):
+        assert torch.equal(getattr(alone, name), getattr(whole, name)), name
+    torch.testing.assert_close(alone.entropy, whole.entropy)
+    torch.testing.assert_close(watched_alone, watched)

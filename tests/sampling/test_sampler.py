@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from dgemma.model.linear import PlainLinear
 from dgemma.model.transformer import Head
+from dgemma.params import GenerationParams
 from dgemma.sampling.rng import NoiseStream, noise_key, random_tokens
 from dgemma.sampling.sampler import (
     Acceptance,
@@ -18,6 +21,7 @@ from dgemma.sampling.sampler import (
     Sampler,
     StableAndConfident,
     SurpriseScore,
+    make_sampler,
     open_canvas,
     step,
 )
@@ -153,3 +157,32 @@ def test_scan_and_step_run_under_fake_cuda() -> None:
         assert state.settled.device.type == "cuda"
         assert scan.soft is not None
         assert scan.soft.dtype == torch.bfloat16
+
+
+def test_a_sum_that_equals_the_entropy_bound_is_within_it() -> None:
+    uncertainty = torch.tensor([[0.25, 0.5, 0.75]])  # sums without the largest: 0, 0.25, 0.75, all exact
+    free = torch.ones(1, 3, dtype=torch.bool)
+    assert EntropyBound(bound=0.25)(uncertainty, free).tolist() == [[True, True, False]]
+    assert EntropyBound(bound=0.75)(uncertainty, free).tolist() == [[True, True, True]]
+
+
+@pytest.mark.parametrize(("temperature", "heat"), [(0.0, 1.0), (1.0, 1.0), (0.5, 0.5), (2.0, 2.0)])
+def test_the_temperature_scales_the_schedule_and_0_leaves_it(temperature: float, heat: float) -> None:
+    made = make_sampler(GenerationParams(temperature=temperature, t_min=0.25, t_max=0.75))
+    assert made.schedule == LinearSchedule(t_min=0.25 * heat, t_max=0.75 * heat)
+
+
+def test_each_acceptance_rule_gets_its_own_option_and_score() -> None:
+    def made(**options: Any) -> Sampler:
+        return make_sampler(GenerationParams(**options))
+
+    entropy = made(acceptance="entropy_bound", entropy_bound=0.3)
+    assert (entropy.accept, entropy.score) == (EntropyBound(bound=0.3), EntropyScore())
+    confidence = made(acceptance="confidence", min_confidence=0.5)
+    assert isinstance(confidence.accept, ConfidenceThreshold)
+    assert confidence.accept.at_most == pytest.approx(0.6931, abs=1e-4)
+    assert confidence.score == SurpriseScore()
+    fixed = made(acceptance="fixed", accept_per_step=3)
+    assert (fixed.accept, fixed.score) == (FixedCount(count=3), EntropyScore())
+    stop = made(stability_threshold=4, confidence_threshold=0.125, max_denoising_steps=7)
+    assert (stop.stop, stop.num_steps) == (StableAndConfident(stability=4, confidence=0.125), 7)

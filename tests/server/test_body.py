@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx2
 import pytest
+from starlette.requests import Request
 
-from dgemma.server.http.body import parse_object
+from dgemma.server.http import body as body_module
+from dgemma.server.http.body import parse_object, read_object
 from dgemma.server.http.errors import ApiError
 from server.served import CHAT, app_of, ask, client_of, error_of, run
 
@@ -123,3 +127,56 @@ def test_a_body_that_does_not_arrive_is_not_waited_for() -> None:
     response = run(asked())
     assert response.status_code == 408
     assert error_of(response)["code"] == "body_timeout"
+
+
+def request_of(parts: list[bytes], headers: dict[str, str]) -> tuple[Request, list[bytes]]:
+    """A request whose body arrives in these parts, and the parts that nobody has read yet."""
+    left = list(parts)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "method": "POST", "path": CHAT, "headers": raw}, receive), left
+
+
+def test_of_a_body_that_is_too_large_four_more_mebibytes_are_discarded() -> None:
+    parts = [b"x" * 1000, *[b" " * (1 << 20)] * 4, b" ", b" " * 10]
+    request, left = request_of(parts, JSON)
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(read_object(request, max_bytes=1000, timeout_s=60))
+    assert caught.value.status == 413
+    assert left == [b" " * 10]
+
+
+@pytest.mark.parametrize("size", [(64 << 10) - 1, 64 << 10])
+def test_a_body_of_64_kib_is_parsed_in_a_thread(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def parse(raw: bytes) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return {}
+
+    monkeypatch.setattr(body_module, "parse_object", parse)
+    request, _ = request_of([b" " * size], JSON)
+    asyncio.run(read_object(request, max_bytes=1 << 20, timeout_s=60))
+    assert (threads[0] is threading.current_thread()) == (size < 64 << 10)
+
+
+@pytest.mark.parametrize(("digits", "is_read"), [(18, True), (19, False)])
+def test_a_length_of_more_than_18_digits_is_refused_unread(digits: int, is_read: bool) -> None:
+    request, left = request_of([b"{}"], {**JSON, "content-length": "1" * digits})
+    if is_read:
+        assert asyncio.run(read_object(request, max_bytes=10, timeout_s=60)) == {}
+    else:
+        with pytest.raises(ApiError, match="more than 10 bytes"):
+            asyncio.run(read_object(request, max_bytes=10, timeout_s=60))
+    assert bool(left) is not is_read
+
+
+@pytest.mark.parametrize("body", ['{"%s": 1, "%s": 2}', '{"%s": "\\ud800"%.0s}'])
+def test_a_refusal_shows_100_characters_of_a_long_name(body: str) -> None:
+    name = "n" * 200
+    with pytest.raises(ApiError) as caught:
+        parse_object((body % (name, name)).encode())
+    assert caught.value.param == "n" * 100

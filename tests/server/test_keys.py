@@ -104,3 +104,25 @@ def test_the_refusals_of_all_wrong_keys_are_the_same_and_tell_nothing() -> None:
         bodies.add(response.content)
     assert len(bodies) == 1
     assert b"another" not in bodies.pop()
+
+
+@pytest.mark.parametrize(
+    "header", [b"Basic KEY", b"KEY", b"Bearer", b"Bearer-KEY", b"BearerKEY", b"", b" KEY"]
+)
+def test_a_key_under_another_scheme_is_refused(header: bytes) -> None:
+    known = ApiKeyAuth(["KEY"])
+    with pytest.raises(ApiError):
+        known.check({"path": CHAT, "headers": [(b"authorization", header)]})
+
+
+@pytest.mark.parametrize("header", [b"Bearer KEY", b"bearer KEY", b"BEARER  KEY "])
+def test_the_schemes_case_and_blanks_around_a_key_do_not_matter(header: bytes) -> None:
+    ApiKeyAuth(["KEY"]).check({"path": CHAT, "headers": [(b"authorization", header)]})
+
+
+@pytest.mark.parametrize("headers", [("KEY", "KEY"), ("KEY", "other"), ("other", "KEY")])
+def test_two_authorization_headers_are_refused(headers: tuple[str, str]) -> None:
+    """A proxy may have checked one, and this server another."""
+    sent = [(b"authorization", f"Bearer {key}".encode()) for key in headers]
+    with pytest.raises(ApiError):
+        ApiKeyAuth(["KEY"]).check({"path": CHAT, "headers": sent})

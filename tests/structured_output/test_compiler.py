@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from threading import Thread
 from typing import ClassVar
@@ -22,6 +23,7 @@ from dgemma.structured_output.response_format import (
     Tool,
     ToolCallFormat,
 )
+from dgemma.structured_output.token_dfa import TokenTrie
 from dgemma.text.tokenizer import Tokenizer
 
 END, TURN_END = 1, 106
@@ -169,3 +171,23 @@ class _Mute:
     controls: ClassVar[dict[str, int]] = {}
     byte_ids: frozenset[int] = frozenset()
     vocab_size = 0
+
+
+def test_threads_that_compile_at_once_build_one_trie(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, built = compiler_module.TokenTrie.of_tokenizer, 0
+
+    def slow(tokenizer: Tokenizer, vocab_size: int) -> TokenTrie:
+        nonlocal built
+        built += 1
+        time.sleep(0.05)  # the other threads come meanwhile
+        return whole(tokenizer, vocab_size)
+
+    monkeypatch.setattr(compiler_module.TokenTrie, "of_tokenizer", slow)
+    threads = [Thread(target=compiler.compile, args=(RegexFormat(f"a{n}"),)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert built == 1

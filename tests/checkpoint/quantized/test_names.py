@@ -30,7 +30,14 @@ from checkpoint.quantized.quantized_files import (
     tensors_of,
 )
 from dgemma.checkpoint.load import load_transformer
-from dgemma.checkpoint.quantized.schemes import CompressedPacked, CompressedScaled
+from dgemma.checkpoint.quantized.schemes import (
+    CompressedPacked,
+    CompressedScaled,
+    Part,
+    QuantizationScheme,
+)
+from dgemma.checkpoint.quantized.tensor_index import _scheme_of
+from dgemma.checkpoint.safetensors_file import TensorEntry
 from dgemma.checkpoint.source import open_checkpoint
 from dgemma.errors import CheckpointError
 
@@ -212,3 +219,38 @@ def test_a_plain_bank_beside_its_quantized_experts_is_refused_by_name(prefix: st
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(directory)
     assert f"tensors this model does not have: {name!r}" in str(caught.value)
+
+
+class Named(QuantizationScheme):
+    """A scheme of bytes under these names, one of which may be optional."""
+
+    def __init__(self, name: str, *parts: str, optional: str = "") -> None:
+        self.name, self.optional = name, (optional,)
+        self._parts = {part: Part(("U8",), ((1,),)) for part in parts}
+
+    @property
+    def unit(self) -> int:
+        return 1
+
+    def parts(self, out: int, inner: int) -> dict[str, Part]:
+        return self._parts
+
+
+@pytest.mark.parametrize(
+    ("schemes", "best"),
+    [
+        # An optional part that is missing is no fault, a required one is.
+        ((Named("a", "weight", "scale"), Named("b", "weight", "zero", optional="zero")), "b"),
+        # As many right parts outweigh as many missing ones, and no more.
+        ((Named("a", "weight", "shape", "x", "y", "z"), Named("b", "weight", "x")), "b"),
+        # Of equals the first.
+        ((Named("a", "weight", "x"), Named("b", "weight", "y")), "a"),
+        # The first part must be there.
+        ((Named("a", "x", "weight", "shape"), Named("b", "weight", "x", "y", "z")), "b"),
+    ],
+)
+def test_of_several_schemes_the_best_fit_is_taken(schemes: tuple[Named, ...], best: str) -> None:
+    found = {name: TensorEntry(name, "U8", (1,), Path("model"), 0, 1) for name in ("m.weight", "m.shape")}
+    scheme = _scheme_of("m", 1, 1, found, schemes)
+    assert scheme is not None
+    assert scheme.name == best

@@ -31,7 +31,8 @@ from checkpoint.quantized.quantized_files import (
 )
 from dgemma.checkpoint.load import load_transformer
 from dgemma.checkpoint.names import TensorSpec, tensor_specs
-from dgemma.checkpoint.quantized.reader import read_quantized
+from dgemma.checkpoint.quantized.reader import read_quantized, to_quantized_tensor
+from dgemma.checkpoint.quantized.schemes import Awq, CompressedScaled
 from dgemma.checkpoint.safetensors_file import TensorToWrite
 from dgemma.checkpoint.save import write_checkpoint
 from dgemma.checkpoint.source import open_checkpoint
@@ -162,3 +163,27 @@ def test_what_config_json_says_goes_before_hf_quant_config(tmp_path: Path) -> No
     directory = copy_of("modelopt-nvfp4", tmp_path / "model")
     (directory / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
     assert open_checkpoint(directory).quantized
+
+
+def test_awq_rows_that_fill_no_whole_word_lose_the_padding_only() -> None:
+    out, inner = 12, 64  # twelve columns in two words of eight
+    scheme = Awq(group_len=32)
+    words = torch.arange(inner * 2, dtype=torch.int32).view(inner, 2) * 0x01234567
+    parts = {
+        "qweight": words,
+        "qzeros": torch.zeros(inner // 32, 2, dtype=torch.int32),
+        "scales": torch.ones(inner // 32, out),
+    }
+    found = to_quantized_tensor(scheme, parts, out, inner).dequantize(torch.float32)
+    # Column c stands in the nibble of its place in the kernel's order.
+    order = (0, 4, 1, 5, 2, 6, 3, 7)
+    expected = [[(int(row[c // 8]) >> 4 * order[c % 8]) & 15 for row in words] for c in range(out)]
+    assert found.tolist() == expected
+
+
+def test_a_scale_may_be_zero() -> None:
+    """A group of zeros has one."""
+    parts = {"weight": torch.ones(2, 4, dtype=torch.int8), "weight_scale": torch.tensor([[0.0], [2.0]])}
+    scheme = CompressedScaled(name="int8", integers=True)
+    found = to_quantized_tensor(scheme, parts, 2, 4).dequantize(torch.float32)
+    assert found.tolist() == [[0.0] * 4, [2.0] * 4]

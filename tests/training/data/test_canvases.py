@@ -201,3 +201,13 @@ def test_settings_are_checked(changes: dict[str, float], message: str) -> None:
 def test_examples_are_checked(spans: tuple[Span, ...], clipped: bool, message: str) -> None:
     with pytest.raises(InputError, match=message):
         TrainingExample((1, 2, 3, 4, 5), spans, clipped)
+
+
+@pytest.mark.parametrize("words", [1 << 32, 1 << 33])
+def test_presentation_numbers_do_not_wrap_at_32_bits(words: int) -> None:
+    assert not same(make_batch([chat()], [5], SETTINGS), make_batch([chat()], [5 + words], SETTINGS))
+
+
+def test_seeds_do_not_wrap_at_32_bits() -> None:
+    other = replace(SETTINGS, seed=SETTINGS.seed + (1 << 32))
+    assert not same(make_batch([chat()], [5], SETTINGS), make_batch([chat()], [5], other))

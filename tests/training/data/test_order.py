@@ -140,3 +140,11 @@ def test_presentations_are_counted_from_zero() -> None:
 def test_a_permutation_ends_where_its_numbers_do(place: int) -> None:
     with pytest.raises(IndexError):
         Permutation(3, 0)[place]
+
+
+def test_seeds_and_epochs_have_replacements_of_their_own() -> None:
+    found = [
+        tuple(DataOrder(num_records=50, seed=seed).replacements(presentation))
+        for seed, presentation in ((1, 0), (2, 0), (1, 50))
+    ]
+    assert len(set(found)) == 3
