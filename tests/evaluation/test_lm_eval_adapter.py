@@ -19,6 +19,7 @@ from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.evaluation import likelihood, lm_eval_adapter
 from dgemma.evaluation.likelihood import TokenPair, log_likelihoods
+from sizes import IS_FULL
 
 TEXTS = [
     "The sea is salty, and nobody knows how deep it is where it is deepest. " * 3,
@@ -347,6 +348,7 @@ def test_lm_eval_runs_our_model(lm: LanguageModel, tasks: list[dict[str, Any]]) 
     assert found["results"]["roll"]["bits_per_byte,none"] > 0
 
 
+@pytest.mark.skipif(not IS_FULL, reason="make test-full")
 def test_lm_eval_runs_it_by_name_and_through_its_template(
     path: Path, lm: LanguageModel, tasks: list[dict[str, Any]]
 ) -> None:

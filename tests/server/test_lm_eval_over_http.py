@@ -14,6 +14,7 @@ from dgemma import LanguageModel
 from dgemma.evaluation.lm_eval_adapter import DgemmaLM
 from server.real_server import RealServer, serving, write_model
 from server.served import eventually
+from sizes import IS_FULL
 
 SEED = 1234  # lm-eval's clients send it with every request
 QUESTIONS = [f"{number} + 1 is" for number in range(5)]
@@ -94,6 +95,7 @@ def some_right(answers: list[str]) -> list[str]:
     return [answer if number < 3 else "something else" for number, answer in enumerate(answers)]
 
 
+@pytest.mark.skipif(not IS_FULL, reason="make test-full")
 def test_completions_give_the_figure_of_the_answers_that_python_gives(
     server: RealServer, lm: LanguageModel, tmp_path: Path
 ) -> None:
@@ -112,6 +114,7 @@ def test_chats_give_the_figure_of_the_answers_that_python_gives_many_at_once(
     assert evaluated(server, "local-chat-completions", asked, num_concurrent=4) == (0.6, answers)
 
 
+@pytest.mark.skipif(not IS_FULL, reason="make test-full")
 def test_both_ways_into_lm_eval_give_one_figure(
     server: RealServer, lm: LanguageModel, tmp_path: Path
 ) -> None:
