@@ -11,7 +11,7 @@ import asyncio
 import math
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -23,8 +23,8 @@ from dgemma.structured_output.compiler import GrammarCompiler
 from dgemma.structured_output.constraint import Constraint
 
 MAX_RUNNING = 2
-# Compilations at once, running or giving way: each holds what it has built so far.
-MAX_COMPILING = 32
+# Compilations at once, running or giving way: each holds what it has built so far, up to some 50 MB.
+MAX_COMPILING = 16
 # Refusals that are cached: a repeated request is refused without another compilation.
 _MAX_REFUSALS = 1024
 # Differences of used time below this are no reason to give way.
@@ -117,6 +117,7 @@ class CompilePool:
         self._refusals: OrderedDict[int, InputError] = OrderedDict()  # by the hash of format and thinking
         self._lock = threading.Lock()
         self._num_compiling = 0
+        self._num_of: Counter[str] = Counter()  # by tenant
 
     async def compile(
         self,
@@ -136,7 +137,7 @@ class CompilePool:
             return known
         if usage is not None:
             usage.check_compile()
-        if self._num_compiling >= MAX_COMPILING:
+        if self._num_compiling >= MAX_COMPILING or (tenant and self._num_of[tenant] >= MAX_COMPILING // 2):
             raise too_many_requests("too many response formats are being compiled; ask again later.", 5.0)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Constraint] = loop.create_future()
@@ -144,6 +145,7 @@ class CompilePool:
 
         def settle(found: Constraint | BaseException, used_s: float) -> None:
             self._num_compiling -= 1
+            self._num_of[tenant] -= 1
             on_used(used_s)
             if usage is not None:
                 usage.spend_compile_s(used_s)
@@ -169,6 +171,7 @@ class CompilePool:
                 loop.call_soon_threadsafe(settle, found, used_s)
 
         self._num_compiling += 1
+        self._num_of[tenant] += 1
         # A daemon: a server that ends waits for no compilation.
         threading.Thread(target=work, name="compile", daemon=True).start()
         try:

@@ -1,0 +1,220 @@
+"""Abuse of a real server through raw sockets and hostile bodies, with `/health` asked throughout.
+
+    python -m benchmarks.abuse [--seconds N]
+
+A server of the bundled text model, in a process of its own on this machine. Each part runs for some seconds
+beside a client that asks `/health` five times a second on a new connection: its latencies, and those that
+got no answer. idle: 500 silent connections. slowloris: 200 heads that arrive byte by byte. heads: heads that
+never end. bodies: 40 bodies of 8 MB, held before their last byte. prompts: 8 clients with prompts of 8 MB.
+formats: 16 hostile regular expressions, and how long an honest schema takes beside them, and alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from benchmarks import record
+from benchmarks.load_client import CHAT, HOST, ask
+from benchmarks.load_server import Served, served
+from benchmarks.load_traffic import MODEL
+
+POST = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+SCHEMA = {
+    "type": "object",
+    "properties": {name: {"type": "integer"} for name in ("year", "month", "day")},
+    "required": ["year", "month", "day"],
+}
+# Determinizing it takes exponential time in its length; the number makes each one new.
+HOSTILE = "(a|b)*a(a|b){{{0}}}|" + "(x|y|z)*x(x|y|z){{{0}}}"
+
+
+async def health(server: Served, stop: asyncio.Event) -> dict[str, Any]:
+    """Asked until `stop`: latencies in milliseconds."""
+    found: list[float] = []
+    unanswered = 0
+    while not stop.is_set():
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(10):
+                reply = await ask(server.port, "/health")
+            ok = reply.status == 200
+        except TimeoutError:
+            ok = False
+        if ok:
+            found.append(1e3 * (time.perf_counter() - began))
+        else:
+            unanswered += 1
+        await asyncio.sleep(0.2)
+    found.sort()
+    if not found:
+        return {"asked": unanswered, "unanswered": unanswered}
+    return {
+        "asked": len(found) + unanswered,
+        "unanswered": unanswered,
+        "median_ms": round(statistics.median(found), 1),
+        "p99_ms": round(found[min(len(found) - 1, int(0.99 * len(found)))], 1),
+        "max_ms": round(found[-1], 1),
+    }
+
+
+async def connect(server: Served) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(HOST, server.port)
+
+
+async def idle(server: Served, ends: float) -> dict[str, Any]:
+    """Silent connections, opened again a second after they are closed."""
+
+    async def one() -> None:
+        while time.monotonic() < ends:
+            with suppress(OSError):
+                reader, writer = await connect(server)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(1), ends - time.monotonic())
+                writer.close()
+            await asyncio.sleep(1)
+
+    await asyncio.gather(*(one() for _ in range(500)))
+    return {"connections": 500}
+
+
+async def slowloris(server: Served, ends: float) -> dict[str, Any]:
+    async def one() -> None:
+        while time.monotonic() < ends:
+            with suppress(OSError):
+                _, writer = await connect(server)
+                for byte in b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-slow: " + b"y" * 1000:
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+                    await asyncio.sleep(0.1)
+                    if time.monotonic() > ends:
+                        break
+                writer.close()
+
+    await asyncio.gather(*(one() for _ in range(200)))
+    return {"connections": 200}
+
+
+async def heads(server: Served, ends: float) -> dict[str, Any]:
+    refused = 0
+
+    async def one() -> None:
+        nonlocal refused
+        while time.monotonic() < ends:
+            with suppress(OSError):
+                reader, writer = await connect(server)
+                for _ in range(100):
+                    writer.write(b"x: " + b"y" * 10_000 + b"\r\n" if _ else b"GET / HTTP/1.1\r\n")
+                    await writer.drain()
+                refused += (await reader.read(12)).endswith(b"431")
+                writer.close()
+
+    await asyncio.gather(*(one() for _ in range(8)))
+    return {"refused_with_431": refused}
+
+
+async def bodies(server: Served, ends: float) -> dict[str, Any]:
+    before = server.rss_mb()
+    peak = before
+
+    async def one() -> None:
+        nonlocal peak
+        with suppress(OSError):
+            _, writer = await connect(server)
+            writer.write(f"{POST}content-length: {8 << 20}\r\n\r\n".encode() + b" " * ((8 << 20) - 1))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(writer.drain(), max(0.1, ends - time.monotonic()))
+            while time.monotonic() < ends:
+                peak = max(peak, server.rss_mb())
+                await asyncio.sleep(0.2)
+            writer.close()
+
+    await asyncio.gather(*(one() for _ in range(40)))
+    return {"bodies": 40, "rss_mb_before": round(before), "rss_mb_peak": round(peak)}
+
+
+async def prompts(server: Served, ends: float) -> dict[str, Any]:
+    content = "word " * ((8 << 20) // 5 - 100)
+    body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 8}
+    seconds: list[float] = []
+    statuses: set[int | None] = set()
+
+    async def one() -> None:
+        while time.monotonic() < ends:
+            reply = await ask(server.port, CHAT, body)
+            seconds.append(reply.seconds)
+            statuses.add(reply.status)
+
+    await asyncio.gather(*(one() for _ in range(8)))
+    return {"requests": len(seconds), "statuses": sorted(map(str, statuses)), "max_s": round(max(seconds), 2)}
+
+
+async def formats(server: Served, ends: float) -> dict[str, Any]:
+    async def honest(number: int) -> float:
+        schema = {**SCHEMA, "title": f"new {number}"}
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "A date."}], "json_schema": schema,
+                "max_tokens": 32, "max_denoising_steps": 1}  # fmt: skip
+        reply = await ask(server.port, CHAT, body)
+        assert reply.status == 200, reply.body[:200]
+        return reply.seconds
+
+    async def hostile(number: int) -> str:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}],
+                "regex": HOSTILE.format(20 + number % 7) + str(number)}  # fmt: skip
+        reply = await ask(server.port, CHAT, body)
+        return str(reply.status)
+
+    await honest(-1)
+    alone = [await honest(number) for number in range(5)]
+    memory = server.rss_mb()
+    attack = [asyncio.create_task(hostile(number)) for number in range(16)]
+    await asyncio.sleep(1)
+    beside = [await honest(100 + number) for number in range(5)]
+    peak = server.rss_mb()
+    statuses = await asyncio.gather(*attack)
+    return {
+        "honest_alone_s": [round(seconds, 2) for seconds in alone],
+        "honest_beside_s": [round(seconds, 2) for seconds in beside],
+        "hostile_statuses": {status: statuses.count(status) for status in sorted(set(statuses))},
+        "rss_mb_before": round(memory),
+        "rss_mb_beside": round(peak),
+    }
+
+
+PARTS: dict[str, Callable[[Served, float], Coroutine[Any, Any, dict[str, Any]]]] = {
+    "idle": idle, "slowloris": slowloris, "heads": heads, "bodies": bodies, "prompts": prompts,
+    "formats": formats,
+}  # fmt: skip
+
+
+async def run(server: Served, seconds: float) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, part in PARTS.items():
+        stop = asyncio.Event()
+        watching = asyncio.create_task(health(server, stop))
+        result = await part(server, time.monotonic() + seconds)
+        stop.set()
+        found[name] = {**result, "health": await watching}
+        print(name, json.dumps(found[name]), flush=True)
+    found["log_lines"] = len(server.entries())
+    found["server_errors"] = sum(entry.get("level") == "error" for entry in server.entries())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each part")
+    args = parser.parse_args()
+    with served(["--max-connections", "128"], threads=1) as server:
+        found = asyncio.run(run(server, args.seconds))
+    record.write("abuse", found)
+
+
+if __name__ == "__main__":
+    main()
