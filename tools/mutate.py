@@ -411,7 +411,7 @@ class Runner:
         try:
             expected = sum(baseline.seconds[test] for test in tests)
             expected += sum(baseline.setup_s.get(file, 0.0) for file in set(map(_file_of, tests)))
-            found = self._fork(act, 20 + 5 * expected)
+            found = self._fork(act, 20 + 2 * expected)  # the expected seconds were traced, and slower
         finally:
             path.write_text(source)
         if found is None:
@@ -573,20 +573,19 @@ def main() -> None:
         for mutant in mutants:
             print(mutant.key)
         return
+    texts = {name: (ROOT / "src/dgemma" / name).read_text().splitlines() for name in TESTS}
+    text_of = {mutant.key: texts[mutant.file][mutant.line - 1].strip() for mutant in mutants}
+    reasons = json.loads(EQUIVALENT.read_text())
     done = read_results(options.out)
+    done = {key: {**done[key], "text": text} for key, text in text_of.items() if key in done}
     if options.retry:
-        done = {key: result for key, result in done.items() if result["killed_by"] is not None}
+        is_over = {key: found["killed_by"] or _reason_key(found) in reasons for key, found in done.items()}
+        done = {key: found for key, found in done.items() if is_over[key]}
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell lets its background jobs ignore the first
         signal.signal(number, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         run(mutants, options.out, done, options.budget)
-    reasons = json.loads(EQUIVALENT.read_text()) if EQUIVALENT.exists() else {}
-    texts = {name: (ROOT / "src/dgemma" / name).read_text().splitlines() for name in TESTS}
-    results = [
-        {**done[mutant.key], "text": texts[mutant.file][mutant.line - 1].strip()}
-        for mutant in mutants
-        if mutant.key in done
-    ]
+    results = [{**done[mutant.key], "text": text_of[mutant.key]} for mutant in mutants if mutant.key in done]
     findings = summary(results, reasons)
     print(json.dumps(findings, indent=2))
     if options.record is not None:
