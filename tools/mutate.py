@@ -426,7 +426,7 @@ class Runner:
                 t for line in mutant.lines for t in baseline.tests_of.get(f"{mutant.file}:{line}", ())
             }
             own = [test for test in own if test in covering or _file_of(test) in covering]
-        own.sort(key=lambda test: baseline.seconds[test])
+        own.sort(key=lambda test: baseline.seconds[test] + baseline.setup_s.get(_file_of(test), 0.0))
         chosen: dict[str, list[str]] = {}  # by file, whose fixtures are then made once
         spent_s = 0.0
         for test in own:
