@@ -209,3 +209,18 @@ def test_blocks_of_a_failed_request_are_not_found_by_the_next(monkeypatch: pytes
         events += [event for _, event in engine.step()]
     (finish,) = (event for event in events if isinstance(event, Finish))
     assert replace(finish.answer, timings=Timings()) == run([request]).answers[0]
+
+
+def test_counters_count_steps_and_tokens_once() -> None:
+    request = replace(REQUESTS[0], prompt=(2, 300, 301))
+    found = run([request])
+    (answer,) = found.answers.values()
+    # The prompt is read together with the first step of the first canvas, and each commit with the next one.
+    assert found.counters == {
+        "steps": sum(answer.steps),
+        "prefill_tokens": 3,
+        "denoise_forwards": sum(answer.steps),
+        "commit_tokens": 4,
+    }
+    both = run([request, replace(request, seed=2)])
+    assert both.counters["steps"] == max(sum(answer.steps) for answer in both.answers.values())
