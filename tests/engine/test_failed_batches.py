@@ -224,3 +224,24 @@ def test_counters_count_steps_and_tokens_once() -> None:
     }
     both = run([request, replace(request, seed=2)])
     assert both.counters["steps"] == max(sum(answer.steps) for answer in both.answers.values())
+
+
+def test_a_scan_takes_as_many_canvases_as_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    whole = engine_module.sample_canvases
+
+    def noted(model: Any, state: Any, sequences: Sequence[Any], hidden: Any) -> Any:
+        sizes.append(len(sequences))
+        return whole(model, state, sequences, hidden)
+
+    monkeypatch.setattr(engine_module, "sample_canvases", noted)
+    alone = run([REQUESTS[0]]).answers[0]
+    sizes.clear()
+    monkeypatch.setattr(engine_module, "_MAX_POSITIONS", 2 * CONFIG.canvas_len + 1)
+    requests = [replace(REQUESTS[0], seed=seed) for seed in (1, 2, 3)]
+    assert run(requests).answers[0] == alone
+    assert sizes[:2] == [2, 1]
+    monkeypatch.setattr(engine_module, "_MAX_POSITIONS", 1)
+    sizes.clear()
+    assert run(requests).answers[0] == alone
+    assert set(sizes) == {1}
