@@ -198,6 +198,18 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
     return list(found.values())
 
 
+def place_of(mutant: Mutant, source: str) -> str:
+    """Function and text of the mutant's line: unlike its number, they outlive edits above it."""
+    functions = [
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.lineno <= mutant.line <= (node.end_lineno or node.lineno)
+    ]
+    # An inner function comes after the outer one.
+    return f"{(functions or [''])[-1]}: {source.splitlines()[mutant.line - 1].strip()}"
+
+
 class _Replace(ast.NodeTransformer):
     def __init__(self, old: ast.AST, new: ast.AST) -> None:
         self._old, self._new = old, new
@@ -488,8 +500,7 @@ def summary(results: list[dict[str, Any]], reasons: dict[str, str]) -> dict[str,
 
 
 def _reason_key(result: dict[str, Any]) -> str:
-    # The line itself, not its number, which changes with every edit above it.
-    return f"{result['file']}: {result['text']}: {result['before']} -> {result['after']}"
+    return f"{result['file']} {result['place']}: {result['before']} -> {result['after']}"
 
 
 def read_results(path: Path) -> dict[str, dict[str, Any]]:
@@ -573,11 +584,12 @@ def main() -> None:
         for mutant in mutants:
             print(mutant.key)
         return
-    texts = {name: (ROOT / "src/dgemma" / name).read_text().splitlines() for name in TESTS}
-    text_of = {mutant.key: texts[mutant.file][mutant.line - 1].strip() for mutant in mutants}
+    place_of_key = {
+        mutant.key: place_of(mutant, (ROOT / "src/dgemma" / mutant.file).read_text()) for mutant in mutants
+    }
     reasons = json.loads(EQUIVALENT.read_text())
     done = read_results(options.out)
-    done = {key: {**done[key], "text": text} for key, text in text_of.items() if key in done}
+    done = {key: {**done[key], "place": place} for key, place in place_of_key.items() if key in done}
     if options.retry:
         is_over = {key: found["killed_by"] or _reason_key(found) in reasons for key, found in done.items()}
         done = {key: found for key, found in done.items() if is_over[key]}
@@ -585,7 +597,9 @@ def main() -> None:
         signal.signal(number, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         run(mutants, options.out, done, options.budget)
-    results = [{**done[mutant.key], "text": text_of[mutant.key]} for mutant in mutants if mutant.key in done]
+    results = [
+        {**done[mutant.key], "place": place_of_key[mutant.key]} for mutant in mutants if mutant.key in done
+    ]
     findings = summary(results, reasons)
     print(json.dumps(findings, indent=2))
     if options.record is not None:
