@@ -198,6 +198,18 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
     return list(found.values())
 
 
+def place_of(mutant: Mutant, source: str) -> str:
+    """Function and text of the mutant's line: unlike its number, they outlive edits above it."""
+    functions = [
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.lineno <= mutant.line <= (node.end_lineno or node.lineno)
+    ]
+    # An inner function comes after the outer one.
+    return f"{(functions or [''])[-1]}: {source.splitlines()[mutant.line - 1].strip()}"
+
+
 class _Replace(ast.NodeTransformer):
     def __init__(self, old: ast.AST, new: ast.AST) -> None:
         self._old, self._new = old, new
@@ -411,7 +423,7 @@ class Runner:
         try:
             expected = sum(baseline.seconds[test] for test in tests)
             expected += sum(baseline.setup_s.get(file, 0.0) for file in set(map(_file_of, tests)))
-            found = self._fork(act, 20 + 5 * expected)
+            found = self._fork(act, 20 + 2 * expected)  # the expected seconds were traced, and slower
         finally:
             path.write_text(source)
         if found is None:
@@ -426,7 +438,7 @@ class Runner:
                 t for line in mutant.lines for t in baseline.tests_of.get(f"{mutant.file}:{line}", ())
             }
             own = [test for test in own if test in covering or _file_of(test) in covering]
-        own.sort(key=lambda test: baseline.seconds[test])
+        own.sort(key=lambda test: baseline.seconds[test] + baseline.setup_s.get(_file_of(test), 0.0))
         chosen: dict[str, list[str]] = {}  # by file, whose fixtures are then made once
         spent_s = 0.0
         for test in own:
@@ -488,8 +500,7 @@ def summary(results: list[dict[str, Any]], reasons: dict[str, str]) -> dict[str,
 
 
 def _reason_key(result: dict[str, Any]) -> str:
-    # The line itself, not its number, which changes with every edit above it.
-    return f"{result['file']}: {result['text']}: {result['before']} -> {result['after']}"
+    return f"{result['file']} {result['place']}: {result['before']} -> {result['after']}"
 
 
 def read_results(path: Path) -> dict[str, dict[str, Any]]:
@@ -573,19 +584,21 @@ def main() -> None:
         for mutant in mutants:
             print(mutant.key)
         return
+    place_of_key = {
+        mutant.key: place_of(mutant, (ROOT / "src/dgemma" / mutant.file).read_text()) for mutant in mutants
+    }
+    reasons = json.loads(EQUIVALENT.read_text())
     done = read_results(options.out)
+    done = {key: {**done[key], "place": place} for key, place in place_of_key.items() if key in done}
     if options.retry:
-        done = {key: result for key, result in done.items() if result["killed_by"] is not None}
+        is_over = {key: found["killed_by"] or _reason_key(found) in reasons for key, found in done.items()}
+        done = {key: found for key, found in done.items() if is_over[key]}
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell lets its background jobs ignore the first
         signal.signal(number, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         run(mutants, options.out, done, options.budget)
-    reasons = json.loads(EQUIVALENT.read_text()) if EQUIVALENT.exists() else {}
-    texts = {name: (ROOT / "src/dgemma" / name).read_text().splitlines() for name in TESTS}
     results = [
-        {**done[mutant.key], "text": texts[mutant.file][mutant.line - 1].strip()}
-        for mutant in mutants
-        if mutant.key in done
+        {**done[mutant.key], "place": place_of_key[mutant.key]} for mutant in mutants if mutant.key in done
     ]
     findings = summary(results, reasons)
     print(json.dumps(findings, indent=2))

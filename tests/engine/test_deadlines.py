@@ -19,7 +19,7 @@ PARAMS = GenerationParams(max_tokens=80, max_denoising_steps=48, ignore_end=True
 REQUEST = EngineRequest(prompt=(2, 300, 301), seed=1, params=PARAMS)
 
 
-def answer(deadline_s: float) -> Answer:
+def answer(deadline_s: float, params: GenerationParams = PARAMS) -> Answer:
     """Of a request whose every step takes a second."""
     now = 100.0
 
@@ -30,7 +30,7 @@ def answer(deadline_s: float) -> Answer:
     memory = KVCacheManager(block_size=4, window=CONFIG.window, full_blocks=60, window_blocks=30)
     limits = SchedulerConfig(max_num_seqs=4, chunk_size=16, encode_block=ENCODE_BLOCK)
     engine = make_engine(memory, limits, clock=lambda: now, fault=compute)
-    engine.add(engine.validate(replace(REQUEST, params=replace(PARAMS, deadline_s=deadline_s))))
+    engine.add(engine.validate(replace(REQUEST, params=replace(params, deadline_s=deadline_s))))
     events = []
     while not engine.is_idle:
         events += [event for _, event in engine.step()]
@@ -50,3 +50,15 @@ def test_before_there_is_a_guess_the_deadline_itself_counts() -> None:
     found = answer(0.5)
     assert found.timings.total_s == STEP_S
     assert found.tokens
+
+
+def test_times_are_counted_from_the_arrival() -> None:
+    params = replace(PARAMS, max_denoising_steps=3, max_tokens=8)
+    found = answer(100.0, params)
+    assert found.finish_reason is FinishReason.LENGTH
+    assert found.steps[0] <= 3
+    assert found.timings.first_commit_s == found.steps[0] * STEP_S
+    assert found.timings.total_s == sum(found.steps) * STEP_S
+    phases = (found.timings.prefill_s, found.timings.denoise_s, found.timings.commit_s)
+    assert sum(phases) == pytest.approx(found.timings.total_s)
+    assert all(seconds > 0 for seconds in phases)

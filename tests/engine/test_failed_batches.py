@@ -257,3 +257,39 @@ def test_blocks_of_a_failed_request_are_not_found_by_the_next(monkeypatch: pytes
         events += [event for _, event in engine.step()]
     (finish,) = (event for event in events if isinstance(event, Finish))
     assert replace(finish.answer, timings=Timings()) == run([request]).answers[0]
+
+
+def test_counters_count_steps_and_tokens_once() -> None:
+    request = replace(REQUESTS[0], prompt=(2, 300, 301))
+    found = run([request])
+    (answer,) = found.answers.values()
+    # The prompt is read together with the first step of the first canvas, and each commit with the next one.
+    assert found.counters == {
+        "steps": sum(answer.steps),
+        "prefill_tokens": 3,
+        "denoise_forwards": sum(answer.steps),
+        "commit_tokens": 4,
+    }
+    both = run([request, replace(request, seed=2)])
+    assert both.counters["steps"] == max(sum(answer.steps) for answer in both.answers.values())
+
+
+def test_a_scan_takes_as_many_canvases_as_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    whole = engine_module.sample_canvases
+
+    def noted(model: Any, state: Any, sequences: Sequence[Any], hidden: Any) -> Any:
+        sizes.append(len(sequences))
+        return whole(model, state, sequences, hidden)
+
+    monkeypatch.setattr(engine_module, "sample_canvases", noted)
+    alone = run([REQUESTS[0]]).answers[0]
+    sizes.clear()
+    monkeypatch.setattr(engine_module, "_MAX_POSITIONS", 2 * CONFIG.canvas_len + 1)
+    requests = [replace(REQUESTS[0], seed=seed) for seed in (1, 2, 3)]
+    assert run(requests).answers[0] == alone
+    assert sizes[:2] == [2, 1]
+    monkeypatch.setattr(engine_module, "_MAX_POSITIONS", 1)
+    sizes.clear()
+    assert run(requests).answers[0] == alone
+    assert set(sizes) == {1}

@@ -70,12 +70,12 @@ def test_a_mutant_knows_the_lines_that_a_test_must_run() -> None:
 def test_equivalent_mutants_are_not_counted() -> None:
     def result(before: str, killer: str | None) -> dict[str, object]:
         return {
-            "file": "a.py", "line": 1, "text": "y = 1", "before": before, "after": "x", "killed_by": killer,
-            "seconds": 2.0,
+            "file": "a.py", "line": 1, "place": "f: y = 1", "before": before, "after": "x",
+            "killed_by": killer, "seconds": 2.0,
         }  # fmt: skip
 
     results = [result("a", "test"), result("b", "hangs"), result("c", None), result("d", None)]
-    found = summary(results, {"a.py: y = 1: d -> x": "the same"})
+    found = summary(results, {"a.py f: y = 1: d -> x": "the same"})
     assert (found["mutants"], found["killed"], found["hung"], found["equivalent"]) == (4, 2, 1, 1)
     assert found["kill_rate"] == 0.6667
     assert found["survivors"] == ["a.py:1 c -> x"]
