@@ -48,7 +48,7 @@ async def lived() -> dict[str, Any]:
 def test_under_overload_no_answer_is_lost_crossed_or_different(life: dict[str, Any]) -> None:
     answers = life["load"]["answers"]
     assert answers["wrong"] == 0, answers
-    assert answers["counts"].get("same", 0) > 3, "some must have been answered"
+    assert answers["counts"].get("same", 0) > 1, "some must have been answered"
     assert answers["counts"].get("refused", 0) > 0, "it was no overload"
     assert life["failures_before_poison"] == []
 
