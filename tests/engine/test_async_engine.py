@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from dgemma.engine import engine as engine_module
-from dgemma.engine.async_engine import AsyncEngine, StepOutputs
+from dgemma.engine.async_engine import AsyncEngine, StepOutputs, _Caller
 from dgemma.engine.engine import Engine
 from dgemma.engine.kv_cache_manager import KVCacheManager
 from dgemma.engine.request import EngineRequest, ValidatedRequest
@@ -415,3 +415,19 @@ def test_a_bias_holds_beside_a_request_without_one_that_came_first(decode: Any) 
     without, only = run(main)
     assert without == answer_alone(plain)
     assert only.tokens == (7,) * 8
+
+
+def test_the_advised_wait_follows_the_duration_of_answers() -> None:
+    async def main(service: AsyncEngine) -> None:
+        advised = [service._wait_s(0), service._wait_s(4), service._wait_s(8)]
+        assert advised == [1.0, 1.0, 2.0], "four slots; a second each, as long as nothing is known"
+        caller = _Caller(service._engine.validate(ASKED), 0.0)
+        answer = answer_alone(ASKED)
+        for total_s in (11.0, 2.0, 1000.0):  # the mean goes a tenth of the way: 2, 2, 101.8
+            service._callers[0] = caller
+            finish = Finish(row=0, answer=replace(answer, timings=replace(answer.timings, total_s=total_s)))
+            service._deliver([(0, finish)])
+            advised += [service._wait_s(4), service._wait_s(6)]
+        assert advised[3:] == pytest.approx([2.0, 3.0, 2.0, 3.0, 60.0, 60.0])
+
+    run(main)

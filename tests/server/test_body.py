@@ -180,3 +180,8 @@ def test_a_refusal_shows_100_characters_of_a_long_name(body: str) -> None:
     with pytest.raises(ApiError) as caught:
         parse_object((body % (name, name)).encode())
     assert caught.value.param == "n" * 100
+
+
+def test_a_body_of_the_most_bytes_is_read_whole() -> None:
+    request, _ = request_of([b'{"a"', b": 1}"], JSON)
+    assert asyncio.run(read_object(request, max_bytes=8, timeout_s=60)) == {"a": 1}
