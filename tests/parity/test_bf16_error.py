@@ -12,6 +12,7 @@ from transformers import DiffusionGemmaForBlockDiffusion
 from dgemma.language_model import LanguageModel
 from dgemma.model.execution import Execution
 from oracle import CASES, Case, encoder_logits, make_oracle, make_ours, oracle_cache, tokens
+from sizes import cases
 
 CASES_IN_BF16 = [CASES[0], CASES[2], CASES[3], CASES[5], CASES[7], CASES[9]]
 WAYS = {
@@ -61,7 +62,7 @@ def oracles(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Case, int, l
     return found
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", list(WAYS)[: cases(len(WAYS), 1)])
 @torch.no_grad()
 def test_our_bf16_error_is_no_larger_than_the_oracles(oracles: list[Any], way: str) -> None:
     ours, theirs = torch.zeros(3), torch.zeros(3)

@@ -224,7 +224,7 @@ def test_a_second_scan_draws_only_above_the_floor(top_k: int | None, top_p: floa
     )
 
 
-@pytest.mark.parametrize("vocab", [9001, 4096][: cases(2, 1)])  # with a rest, and whole blocks only
+@pytest.mark.parametrize("vocab", [9001, 4096][: cases(2, 0)])  # with a rest, and whole blocks only
 def test_the_compiled_scan_equals_its_plain_reference(vocab: int) -> None:
     head, hidden = make(2, 33, vocab, seed=13)
     heat = torch.tensor([0.7, 0.0])

@@ -11,7 +11,7 @@ from dgemma.server.http.errors import ApiError
 
 
 def test_places_are_taken_and_given_back() -> None:
-    admission = Admission(2)
+    admission = Admission(2, 1 << 20)
     with admission.admit():
         with admission.admit():
             assert admission.num_active == 2
@@ -27,7 +27,7 @@ def test_places_are_taken_and_given_back() -> None:
 
 
 def test_a_request_that_fails_gives_its_place_back() -> None:
-    admission = Admission(1)
+    admission = Admission(1, 1 << 20)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError), admission.admit():
             raise ZeroDivisionError
@@ -36,7 +36,7 @@ def test_a_request_that_fails_gives_its_place_back() -> None:
 
 def test_a_drain_refuses_new_requests_and_waits_for_the_last_one() -> None:
     async def drained() -> list[bool]:
-        admission = Admission(4)
+        admission = Admission(4, 1 << 20)
         assert not admission.is_draining
         results = []
         with admission.admit():
@@ -58,4 +58,4 @@ def test_a_drain_refuses_new_requests_and_waits_for_the_last_one() -> None:
 
 
 def test_an_idle_server_is_drained_at_once() -> None:
-    assert asyncio.run(Admission(1).drain(60)) is True
+    assert asyncio.run(Admission(1, 1 << 20).drain(60)) is True

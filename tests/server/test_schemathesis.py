@@ -19,6 +19,7 @@ import pytest
 from server.fake_engine import FakeEngine
 from server.real_server import RealServer, serving, write_model
 from server.served import COMPLETIONS, app_of, on_a_port
+from sizes import IS_FULL
 
 KEY = "a-key"
 HEADERS = {"authorization": f"Bearer {KEY}"}
@@ -59,6 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
         yield server
 
 
+@pytest.mark.skipif(not IS_FULL, reason="make test-full")
 def test_no_border_that_is_described_makes_a_5xx_or_an_undescribed_reply(tmp_path: Path) -> None:
     """Replies have a described status, type and form, what breaks the description is refused, and nothing is
     open without a key."""
