@@ -341,3 +341,20 @@ def test_keys_of_the_environment_are_asked_for(
     assert found[0].status_code == 401
     assert error_of(found[0])["code"] == "invalid_api_key"
     assert found[1].status_code == 200
+
+
+def test_files_that_cannot_be_used_are_refused_before_the_model_is_loaded(
+    model: FakeModel, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.pem"
+    broken.write_text("no certificate")
+    for flags, message in (
+        (["--api-key-file", str(tmp_path / "none")], "the API key file .* cannot be read: No such file"),
+        (["--tls-cert", str(tmp_path / "none")], "the certificate .*none cannot be used: No such file"),
+        (["--tls-cert", str(broken)], "the certificate .*broken.pem cannot be used: "),
+    ):
+        status, err = said(capsys, "tiny", "--port", "0", *flags)
+        assert status == 1
+        assert re.search(message, err)
+        assert err.count("\n") == 1
+    assert model.loads == []

@@ -39,11 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     require_server_packages()
     from dgemma.server.http.log import LOGGER, configure_log
-    from dgemma.server.run import exit_without_threads, listen, serve
+    from dgemma.server.run import check_files, exit_without_threads, listen, serve
 
     # All that can be refused is refused before a large model is loaded; so is a port in use.
     settings = read_flags(Settings, SERVER_FLAGS, args, served_model_name=served_name(args.model))
     options = read_flags(LoadOptions, LOAD_FLAGS, args)
+    check_files(settings)
     with listen(settings.host, settings.port) as listener:
         check_fit(args.model, settings)
         configure_log(sys.stderr)

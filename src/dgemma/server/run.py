@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 import sys
 import threading
 from types import FrameType
@@ -15,6 +16,7 @@ import uvicorn
 from dgemma.engine.service import EngineDeadError, EngineService
 from dgemma.errors import InputError
 from dgemma.server.app import create_app
+from dgemma.server.http.auth import read_keys
 from dgemma.server.http.connections import QuietAccept, bounded_protocol
 from dgemma.server.http.log import LOGGER, configure_log
 from dgemma.server.http.middleware import RequestMiddleware
@@ -117,6 +119,24 @@ class DrainingServer(uvicorn.Server):
             for task in self.server_state.tasks:
                 task.cancel()
         await super().shutdown(sockets=sockets)
+
+
+def check_files(settings: Settings) -> None:
+    """Refuse key and certificate files that cannot be used, before a large model is loaded."""
+    if settings.api_key_file is not None:
+        read_keys(settings.api_key_file)
+    if settings.tls_cert is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            settings.tls_cert, settings.tls_key
+        )
+    except OSError as error:  # ssl.SSLError is one
+        named = str(settings.tls_cert) + ("" if settings.tls_key is None else f" with {settings.tls_key}")
+        raise InputError(
+            f"the certificate {named} cannot be used: {error.strerror or error}. "
+            "Give PEM files to --tls-cert and --tls-key."
+        ) from None
 
 
 def listen(host: str, port: int) -> socket.socket:
