@@ -3,7 +3,7 @@
     python -m benchmarks.abuse [--seconds N]
 
 A server of the bundled text model, in a process of its own on this machine. Each part runs for some seconds
-beside a client that asks `/health` five times a second on a new connection: its latencies, and those that
+beside a process that asks `/health` ten times a second on a new connection: its latencies, and those that
 got no answer. idle: 500 silent connections. slowloris: 200 heads that arrive byte by byte. heads: heads that
 never end. bodies: 40 bodies of 8 MB, held before their last byte. prompts: 8 clients with prompts of 8 MB.
 formats: 16 hostile regular expressions, and how long an honest schema takes beside them, and alone.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import statistics
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -22,6 +21,7 @@ from typing import Any
 
 from benchmarks import record
 from benchmarks.load_client import CHAT, HOST, ask
+from benchmarks.load_health import watched_health
 from benchmarks.load_server import Served, served
 from benchmarks.load_traffic import MODEL
 
@@ -33,35 +33,6 @@ SCHEMA = {
 }
 # Determinizing it takes exponential time in its length; the number makes each one new.
 HOSTILE = "(a|b)*a(a|b){{{0}}}|" + "(x|y|z)*x(x|y|z){{{0}}}"
-
-
-async def health(server: Served, stop: asyncio.Event) -> dict[str, Any]:
-    """Asked until `stop`: latencies in milliseconds."""
-    found: list[float] = []
-    unanswered = 0
-    while not stop.is_set():
-        began = time.perf_counter()
-        try:
-            async with asyncio.timeout(10):
-                reply = await ask(server.port, "/health")
-            ok = reply.status == 200
-        except TimeoutError:
-            ok = False
-        if ok:
-            found.append(1e3 * (time.perf_counter() - began))
-        else:
-            unanswered += 1
-        await asyncio.sleep(0.2)
-    found.sort()
-    if not found:
-        return {"asked": unanswered, "unanswered": unanswered}
-    return {
-        "asked": len(found) + unanswered,
-        "unanswered": unanswered,
-        "median_ms": round(statistics.median(found), 1),
-        "p99_ms": round(found[min(len(found) - 1, int(0.99 * len(found)))], 1),
-        "max_ms": round(found[-1], 1),
-    }
 
 
 async def connect(server: Served) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -196,11 +167,10 @@ PARTS: dict[str, Callable[[Served, float], Coroutine[Any, Any, dict[str, Any]]]]
 async def run(server: Served, seconds: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, part in PARTS.items():
-        stop = asyncio.Event()
-        watching = asyncio.create_task(health(server, stop))
-        result = await part(server, time.monotonic() + seconds)
-        stop.set()
-        found[name] = {**result, "health": await watching}
+        with watched_health(server.port) as health:
+            await asyncio.sleep(1)  # until the watcher has started
+            result = await part(server, time.monotonic() + seconds)
+        found[name] = {**result, "health": health}
         print(name, json.dumps(found[name]), flush=True)
     found["log_lines"] = len(server.entries())
     found["server_errors"] = sum(entry.get("level") == "error" for entry in server.entries())

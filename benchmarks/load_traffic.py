@@ -25,6 +25,15 @@ _QUESTIONS = (
 )
 _STOPS = (["\n\n"], [" the"], ["."], [" of", " is"])
 _DOCUMENTS = 6
+_SCHEMAS: tuple[dict[str, Any], ...] = tuple(
+    {
+        "type": "object",
+        "properties": {name: {"type": "integer"} for name in names.split()},
+        "required": names.split(),
+    }
+    for names in ("year", "year month day", "width height", "first second third fourth")
+)
+_PATTERNS = ("[a-z ]{5,40}", "[0-9]{4}-[0-9]{2}", "(open|read|close)\\([a-z]+\\)")
 _SEEDS_APART = 16  # more than a request has answers: no two requests share a seed
 
 
@@ -56,6 +65,40 @@ def make_pool(seed: int, count: int, *, most_steps: int | None = None) -> list[A
     rng = random.Random(seed)
     documents = [_prose(rng, rng.randint(150, 500)) for _ in range(_DOCUMENTS)]
     return [_one(rng, number, documents, most_steps) for number in range(count)]
+
+
+def make_mixed_pool(seed: int, count: int) -> list[Ask]:
+    """All kinds of requests, and among them every endpoint and every kind of constraint."""
+    pool, rng = make_pool(seed, count), random.Random(seed + 1)
+    for number in range(count, count + count // 2):
+        pool.append(_task(rng, number))
+    return pool
+
+
+def _task(rng: random.Random, number: int) -> Ask:
+    text, seed = _prose(rng, rng.randint(5, 25)), 1_000_000 + _SEEDS_APART * number
+    chat: dict[str, Any] = {
+        "messages": [{"role": "user", "content": rng.choice(_QUESTIONS) + f" {number}"}],
+        "seed": seed,
+        "max_tokens": 32,
+        "max_denoising_steps": 8,
+        "stream": rng.random() < 0.5,
+    }
+    schema = {"name": "answer", "schema": rng.choice(_SCHEMAS)}
+    edit = (
+        f"<|current_file_content|>\n<|code_to_edit|>\n{text}\n<|/code_to_edit|>\n<|/current_file_content|>\n"
+    )
+    asks: tuple[tuple[str, dict[str, Any]], ...] = (
+        (CHAT, {**chat, "response_format": {"type": "json_schema", "json_schema": schema}}),
+        (CHAT, {**chat, "regex": rng.choice(_PATTERNS)}),
+        (CHAT, {**chat, "choice": ["yes", "no", f"maybe {number % 4}"]}),
+        (COMPLETIONS, {"prompt": text, "suffix": " and so on.", "seed": seed, "max_tokens": 6}),
+        ("/v1/edit/completions", {"messages": [{"role": "user", "content": edit}], "seed": seed}),
+        ("/v1/decisions", {"input": text, "questions": [
+            {"type": "predicate", "name": "good", "instructions": "Is it good?"},
+        ]}),
+    )  # fmt: skip
+    return Ask(number, *rng.choice(asks))
 
 
 def _prose(rng: random.Random, length: int) -> str:
@@ -104,7 +147,7 @@ class Choice:
 
     @property
     def is_late(self) -> bool:
-        return bool(json.loads(self.details)["finish_reason"] == "deadline")
+        return bool(json.loads(self.details).get("finish_reason") == "deadline")
 
 
 class BrokenReplyError(Exception):
@@ -115,6 +158,8 @@ def choices_of(reply: Reply) -> tuple[Choice, ...]:
     """The answers of a reply with status 200."""
     try:
         parts = reply.events() if reply.is_stream else [json.loads(reply.body)]
+        if not reply.is_stream and "answers" in parts[0]:  # decisions
+            return (Choice(text=json.dumps(parts[0]["answers"]), thought="", finish="", details="{}"),)
         found: dict[int, list[dict[str, Any]]] = {}
         for part in parts:
             for choice in part["choices"]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from dgemma.errors import InputError
-from dgemma.server.compile_pool import FairTurns
 from dgemma.server.http.api_key import ApiKey, KeyLimits
 from dgemma.server.http.auth import ApiKeyAuth, read_keys
 from dgemma.server.http.errors import ApiError
@@ -183,68 +180,6 @@ def test_the_engine_learns_whose_request_it_is_and_prefixes_are_salted_with_it(f
 
 
 # Compiling
-
-
-def spin(seconds: float) -> None:
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-
-
-def test_a_compilation_that_has_used_much_gives_way_to_a_new_one() -> None:
-    turns = FairTurns(max_running=1)
-    order: list[str] = []
-    old_runs, stop = threading.Event(), threading.Event()
-
-    def old() -> None:
-        job = turns.begin("")
-        while not stop.is_set():
-            spin(0.03)
-            turns.give_way(job)
-            old_runs.set()
-        order.append("old")
-        turns.end(job)
-
-    def new() -> None:
-        job = turns.begin("")
-        for _ in range(3):
-            spin(0.03)
-            turns.give_way(job)
-        order.append("new")
-        stop.set()
-        turns.end(job)
-
-    first = threading.Thread(target=old)
-    first.start()
-    old_runs.wait(60)
-    time.sleep(0.3)  # by now it has used more than the new one ever will
-    second = threading.Thread(target=new)
-    second.start()
-    second.join(60)
-    first.join(60)
-    assert order == ["new", "old"]
-
-
-def test_a_tenant_that_has_used_much_gives_way_to_another() -> None:
-    now = 0.0
-    turns = FairTurns(max_running=1, clock=lambda: now)
-    heavy, light = turns.begin("heavy"), turns.begin("light")
-    turns._count(heavy, 5.0)
-    turns._count(light, 0.5)
-    again = turns.begin("heavy")  # a new job of the tenant, which itself has used nothing
-    assert turns._num_before(again) == 1
-    assert turns._num_before(light) == 0
-    now = 300.0  # after ten half-lives nothing is held against it
-    assert turns._num_before(again) == 0
-
-
-def test_an_abandoned_compilation_ends_at_its_next_check() -> None:
-    turns = FairTurns()
-    job = turns.begin("")
-    turns.give_way(job)
-    turns.abandon(job)
-    with pytest.raises(Exception, match=r"^$"):
-        turns.give_way(job)
 
 
 def test_compile_seconds_are_limited_by_key(file: Path) -> None:

@@ -35,6 +35,9 @@ def serve(
     `listener`: made by `listen` before the model is loaded, so that a port in use fails early.
     """
     configure_log(sys.stderr)
+    # The engine needs the interpreter lock again after each operation, and a thread that compiles a response
+    # format gives it up only after this time (by default 5 ms).
+    sys.setswitchinterval(0.0005)
     listener = listener or listen(settings.host, settings.port)
     server = DrainingServer(create_app(settings, engine, text))
     server.run(sockets=[listener])

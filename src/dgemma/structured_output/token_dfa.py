@@ -8,6 +8,7 @@ parent followed by one symbol, and equal functions are stored once.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from dgemma.text.tokenizer import Tokenizer
 Ints = NDArray[np.int32]
 
 FORBIDDEN = 0  # the class of tokens that no state has a transition on
-_MAX_ENTRIES = 120_000_000  # of the transition table: 480 MB
+_MAX_ENTRIES = 40_000_000  # of the transition table: 160 MB
 _UNREACHABLE = np.int32(1 << 30)
 
 
@@ -86,7 +87,7 @@ class _StateFunctions:
         self.add(np.full(dfa.num_states, -1, np.int32))
 
     def add(self, row: Ints) -> int:
-        key = row.tobytes()
+        key = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
         if key not in self._numbers:
             if (len(self.rows) + 1) * len(row) > _MAX_ENTRIES:
                 raise InputError("the constraint has too many classes of tokens; simplify it.")
