@@ -25,10 +25,10 @@ _WARM_UP = 20
 
 
 async def answers_alone(
-    server: Served, pool: Sequence[Ask]
+    server: Served, pool: Sequence[Ask], headers: dict[str, str] | None = None
 ) -> tuple[dict[int, tuple[Choice, ...]], list[Reply]]:
     """One request after another, each without its deadline."""
-    replies = [await ask(server.port, one.path, one.body_alone) for one in pool]
+    replies = [await ask(server.port, one.path, one.body_alone, headers=headers) for one in pool]
     bad = [(one.body, reply) for one, reply in zip(pool, replies, strict=True) if not reply.is_done]
     if bad or any(reply.status != 200 for reply in replies):
         raise RuntimeError(f"not even alone: {bad[:1] or [r.body for r in replies if r.status != 200][:1]}")

@@ -53,23 +53,30 @@ class Served:
     def rss_mb(self) -> float:
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * _PAGE_KB / 1024
 
-    async def metrics(self) -> dict[str, float]:
-        reply = await ask(self.port, "/metrics")
+    def num_files(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    async def metrics(self, headers: dict[str, str] | None = None) -> dict[str, float]:
+        reply = await ask(self.port, "/metrics", headers=headers)
         lines = [line for line in reply.body.decode().splitlines() if line and not line.startswith("#")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
-    async def in_use(self) -> dict[str, float]:
+    async def in_use(self, headers: dict[str, str] | None = None) -> dict[str, float]:
         """What must be nothing when nobody asks."""
         names = (
             "dgemma_slots_in_use", "dgemma_kv_blocks_in_use", "dgemma_requests_waiting",
             "dgemma_requests_in_progress",
         )  # fmt: skip
-        return {name: value for name, value in (await self.metrics()).items() if name.startswith(names)}
+        return {
+            name: value for name, value in (await self.metrics(headers)).items() if name.startswith(names)
+        }
 
-    async def at_rest(self, patience_s: float = 10.0) -> dict[str, float]:
+    async def at_rest(
+        self, patience_s: float = 10.0, headers: dict[str, str] | None = None
+    ) -> dict[str, float]:
         """What is in use when that is nothing, or when patience is at its end."""
         ends_at = time.monotonic() + patience_s
-        while any((used := await self.in_use()).values()) and time.monotonic() < ends_at:
+        while any((used := await self.in_use(headers)).values()) and time.monotonic() < ends_at:
             await asyncio.sleep(0.05)
         return used
 

@@ -67,21 +67,20 @@ def make_pool(seed: int, count: int, *, most_steps: int | None = None) -> list[A
     return [_one(rng, number, documents, most_steps) for number in range(count)]
 
 
-def make_mixed_pool(seed: int, count: int) -> list[Ask]:
-    """All kinds of requests, and among them every endpoint and every kind of constraint."""
-    pool, rng = make_pool(seed, count), random.Random(seed + 1)
-    for number in range(count, count + count // 2):
-        pool.append(_task(rng, number))
-    return pool
+def make_mixed_pool(seed: int, count: int, *, most_steps: int) -> list[Ask]:
+    """The same, and half as many that fill, edit, decide or are constrained."""
+    rng = random.Random(seed + 1)
+    tasks = [_task(rng, number, most_steps) for number in range(count, count + count // 2)]
+    return make_pool(seed, count, most_steps=most_steps) + tasks
 
 
-def _task(rng: random.Random, number: int) -> Ask:
+def _task(rng: random.Random, number: int, most_steps: int) -> Ask:
     text, seed = _prose(rng, rng.randint(5, 25)), 1_000_000 + _SEEDS_APART * number
     chat: dict[str, Any] = {
         "messages": [{"role": "user", "content": rng.choice(_QUESTIONS) + f" {number}"}],
         "seed": seed,
         "max_tokens": 32,
-        "max_denoising_steps": 8,
+        "max_denoising_steps": most_steps,
         "stream": rng.random() < 0.5,
     }
     schema = {"name": "answer", "schema": rng.choice(_SCHEMAS)}

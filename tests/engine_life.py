@@ -229,6 +229,7 @@ class Scenario:
     hangs_at: int | None = None  # the step that never ends
     restarts: bool = False  # there is another engine to go on with
     drains: tuple[float, float] | None = None  # when, and how long it may take
+    jumps: tuple[float, float] | None = None  # when the clock jumps, and how far
 
 
 @dataclass
@@ -268,10 +269,12 @@ class _Engine(Engine):
 
     def add(self, validated: ValidatedRequest, *, arrived: float | None = None) -> int:
         request = validated.request
-        self.on_add(request.id)
+        # Over HTTP each client has a key of its name, and the server makes the ids.
+        name = request.tenant.replace("-", " ") or request.id
+        self.on_add(name)
         number = super().add(validated, arrived=arrived)
-        self.names[number] = request.id
-        self._must_rest(f"{request.id} was added")
+        self.names[number] = name
+        self._must_rest(f"{name} was added")
         return number
 
     def cancel(self, number: int) -> None:
@@ -332,6 +335,7 @@ def random_scenario(seed: int) -> Scenario:
         hangs_at=rng.randrange(12) if rng.random() < 0.06 else None,
         restarts=rng.random() < 0.5,
         drains=(rng.uniform(0.0, 1.5), rng.choice((0.1, QUIET_S))) if rng.random() < 0.15 else None,
+        jumps=(rng.uniform(0.0, 1.5), rng.uniform(0.0, 0.6 * STEP_TIMEOUT_S)) if rng.random() < 0.2 else None,
     )
 
 
@@ -474,8 +478,10 @@ class World:
         self.tasks = [asyncio.create_task(self.be(client)) for client in clients]
         for client, task in zip(clients, self.tasks, strict=True):
             if client.cancelled_s is not None:
-                self.loop.call_at(client.arrives_s + client.cancelled_s, task.cancel)
+                self.loop.call_at(client.arrives_s + client.cancelled_s, self.cut, client, task)
         drain = None if drains is None else asyncio.create_task(self.drain(*drains))
+        if self.scenario.jumps is not None:
+            self.loop.call_at(self.scenario.jumps[0], self.jump, self.scenario.jumps[1])
         await asyncio.wait(self.tasks)
         for task in self.tasks:
             if not task.cancelled() and task.exception() is not None:
@@ -491,6 +497,16 @@ class World:
         self.life.counts["wait for blocks"] += sum(memory.num_full for memory in self.memories)
         self.life.counts["block let go"] += sum(memory.num_let_go for memory in self.memories)
 
+    def cut(self, client: Client, task: asyncio.Task[None]) -> None:
+        """What happens to a client is up to the world it lives in."""
+        task.cancel()
+
+    def jump(self, seconds: float) -> None:
+        """As where a virtual machine stood still."""
+        self.note(f"the clock jumps by {seconds} s")
+        self.life.counts["jump with requests"] += self.service.stats().slots_used > 0
+        self.loop.now += seconds
+
     async def drain(self, when: float, timeout_s: float) -> None:
         await asyncio.sleep(when)
         self.life.counts["drain"] += self.service.stats().slots_used > 0
@@ -504,6 +520,7 @@ class World:
         took_s = self.loop.now - began
         # A patient drain ends when the work does. The loop may be late by what a step computes in place.
         least_s, most_s = (0.0, min(timeout_s, 0.1 * QUIET_S)) if is_over else (timeout_s, timeout_s)
+        most_s += self.scenario.jumps[1] if self.scenario.jumps is not None else 0.0
         if not least_s - 1e-6 < took_s < most_s + 0.5:
             self.problem(f"drain took {took_s} of {timeout_s} s and left {stats}")
 

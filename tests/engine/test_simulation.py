@@ -225,7 +225,7 @@ def test_every_kind_of_trouble_was_met(lives: dict[int, Life]) -> None:
         "fault at add", "finished, with a part that was repeated",
         *(f"finish: {reason}" for reason in FinishReason),
         "wait for blocks", "block let go", "prefix hit", "drain", "drain that ran out of time",
-        "engine dead", "restart", "drafts",
+        "engine dead", "restart", "drafts", "jump with requests",
         "left without closing", "cancelled between events", "cancelled while waiting", "failed in company",
     ]  # fmt: skip
     assert not [kind for kind in troubles if not counts[kind]]

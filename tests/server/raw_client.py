@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from dgemma.server.http.middleware import RequestMiddleware
@@ -12,7 +13,9 @@ from dgemma.server.http.middleware import RequestMiddleware
 class RawClient:
     """One request straight into the application."""
 
-    def __init__(self, app: RequestMiddleware, path: str, body: Any) -> None:
+    def __init__(
+        self, app: RequestMiddleware, path: str, body: Any, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
         self._app = app
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -29,7 +32,7 @@ class RawClient:
             "raw_path": path.encode(),
             "query_string": b"",
             "root_path": "",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [(b"content-type", b"application/json"), *headers],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
         }
