@@ -7,6 +7,7 @@ beside a process that asks `/health` ten times a second on a new connection: its
 got no answer. idle: 500 silent connections. slowloris: 200 heads that arrive byte by byte. heads: heads that
 never end. bodies: 40 bodies of 8 MB, held before their last byte. prompts: 8 clients with prompts of 8 MB.
 formats: 16 hostile regular expressions, and how long an honest schema takes beside them, and alone.
+prefixes: what a key learns of another key's prompts from `cached_tokens`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from contextlib import suppress
 from typing import Any
 
 from benchmarks import record
-from benchmarks.load_client import CHAT, HOST, ask
+from benchmarks.load_client import CHAT, COMPLETIONS, HOST, ask
 from benchmarks.load_health import watched_health
-from benchmarks.load_server import Served, served
+from benchmarks.load_server import Served, bearer, two_keys
 from benchmarks.load_traffic import MODEL
 
-POST = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+POST = (
+    f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    f"authorization: {bearer('bad')['authorization']}\r\n"
+)
 SCHEMA = {
     "type": "object",
     "properties": {name: {"type": "integer"} for name in ("year", "month", "day")},
@@ -118,7 +122,7 @@ async def prompts(server: Served, ends: float) -> dict[str, Any]:
 
     async def one() -> None:
         while time.monotonic() < ends:
-            reply = await ask(server.port, CHAT, body)
+            reply = await ask(server.port, CHAT, body, headers=bearer("bad"))
             seconds.append(reply.seconds)
             statuses.add(reply.status)
 
@@ -127,40 +131,59 @@ async def prompts(server: Served, ends: float) -> dict[str, Any]:
 
 
 async def formats(server: Served, ends: float) -> dict[str, Any]:
-    async def honest(number: int) -> float:
-        schema = {**SCHEMA, "title": f"new {number}"}
+    """Hostile regular expressions of one key; a schema of another key, and one of the same."""
+
+    async def honest(key: str, number: int) -> float:
+        schema = {**SCHEMA, "title": f"{key} {number}"}  # a new one, not compiled before
         body = {"model": MODEL, "messages": [{"role": "user", "content": "A date."}], "json_schema": schema,
                 "max_tokens": 32, "max_denoising_steps": 1}  # fmt: skip
-        reply = await ask(server.port, CHAT, body)
+        reply = await ask(server.port, CHAT, body, headers=bearer(key))
         assert reply.status == 200, reply.body[:200]
         return reply.seconds
 
     async def hostile(number: int) -> str:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}],
                 "regex": HOSTILE.format(20 + number % 7) + str(number)}  # fmt: skip
-        reply = await ask(server.port, CHAT, body)
-        return str(reply.status)
+        return str((await ask(server.port, CHAT, body, headers=bearer("bad"))).status)
 
-    await honest(-1)
-    alone = [await honest(number) for number in range(5)]
+    await honest("good", -1)
+    alone = [await honest("good", number) for number in range(5)]
     memory = server.rss_mb()
     attack = [asyncio.create_task(hostile(number)) for number in range(16)]
-    await asyncio.sleep(1)
-    beside = [await honest(100 + number) for number in range(5)]
-    peak = server.rss_mb()
+    await asyncio.sleep(0.5)
+    other, same, peak = list[float](), list[float](), memory
+    for number in range(4):
+        other.append(await honest("good", 100 + number))
+        same.append(await honest("bad", 100 + number))
+        peak = max(peak, server.rss_mb())
     statuses = await asyncio.gather(*attack)
     return {
         "honest_alone_s": [round(seconds, 2) for seconds in alone],
-        "honest_beside_s": [round(seconds, 2) for seconds in beside],
+        "honest_of_another_key_s": [round(seconds, 2) for seconds in other],
+        "honest_of_the_same_key_s": [round(seconds, 2) for seconds in same],
         "hostile_statuses": {status: statuses.count(status) for status in sorted(set(statuses))},
         "rss_mb_before": round(memory),
         "rss_mb_beside": round(peak),
     }
 
 
+async def prefixes(server: Served, ends: float) -> dict[str, Any]:
+    """What `cached_tokens` says to a key that guesses another key's whole prompt, and to that key itself."""
+    found: dict[str, list[int]] = {"bad": [], "good": []}
+    for secret in ("seventeen", "forty-two", "eighty-six"):
+        prompt = (
+            f"The code is {secret}. " + "The weather report of the harbour town, as it was read out. " * 5
+        )
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "max_denoising_steps": 1}
+        for key in ("good", "bad", "good"):
+            reply = await ask(server.port, COMPLETIONS, body, headers=bearer(key))
+            found[key].append(json.loads(reply.body)["usage"]["prompt_tokens_details"]["cached_tokens"])
+    return {"cached_tokens_of_another_key": found["bad"], "of_its_own": found["good"][1::2]}
+
+
 PARTS: dict[str, Callable[[Served, float], Coroutine[Any, Any, dict[str, Any]]]] = {
     "idle": idle, "slowloris": slowloris, "heads": heads, "bodies": bodies, "prompts": prompts,
-    "formats": formats,
+    "formats": formats, "prefixes": prefixes,
 }  # fmt: skip
 
 
@@ -181,7 +204,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=15.0, help="of each part")
     args = parser.parse_args()
-    with served(["--max-connections", "128"], threads=1) as server:
+    with two_keys(["--max-connections", "128"], threads=1) as server:
         found = asyncio.run(run(server, args.seconds))
     record.write("abuse", found)
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.load_client import CHAT, COMPLETIONS, HOST, Reply, ask
-from benchmarks.load_server import POINTS, Served, poisoned_seed, served
+from benchmarks.load_server import HANG, NO_MEMORY, POINTS, Served, poisoned_seed, served
 from benchmarks.load_traffic import MODEL, Ask, Choice, Tally, choices_of, percentile
 
 Alone = Mapping[int, tuple[Choice, ...]]
@@ -91,6 +91,51 @@ async def _poisoned_reply(server: Served, seed: int, stream: bool, what: str) ->
     if reply.status == 500 and not reply.is_stream:
         return "500"
     return "error event" if stream and not reply.is_done else f"{what}: {reply.status}"
+
+
+async def watchdog(server: Served, pool: Sequence[Ask], alone: Alone, *, company: int) -> dict[str, Any]:
+    """A step that runs out of memory, and one that hangs, among ordinary requests."""
+    tally, is_over = Tally(alone), False
+
+    async def ordinary(worker: int) -> None:
+        for number in itertools.count():
+            one, id_ = pool[(company * number + worker) % len(pool)], f"{worker}-{number}"
+            if is_over:
+                return
+            reply = await ask(server.port, one.path, one.body, request_id=id_)
+            if (reply.error() or {}).get("code") == "engine_restarted":
+                tally.counts["told of the restart"] += 1
+            elif tally.judge(one, reply, id_) == "refused":
+                await asyncio.sleep(0.2)
+
+    async def struck(seed: int) -> Reply:
+        body = {"model": MODEL, "prompt": "A page is", "seed": seed, "max_tokens": 32}
+        while (reply := await ask(server.port, COMPLETIONS, body)).status == 429:
+            await asyncio.sleep(0.1)
+        return reply
+
+    tasks = [asyncio.create_task(ordinary(worker)) for worker in range(company)]
+    await asyncio.sleep(2)
+    no_memory = await struck(NO_MEMORY)
+    hung = await struck(HANG)
+    await asyncio.sleep(5)
+    is_over = True
+    await asyncio.gather(*tasks)
+    metrics = await server.metrics()
+    return {
+        "out_of_memory": {
+            "status": no_memory.status,
+            "counted": metrics["dgemma_engine_out_of_memory_total"],
+        },
+        "hang": {
+            "status": hung.status,
+            "code": (hung.error() or {}).get("code"),
+            "told_after_s": round(hung.seconds, 2),
+            "restarts": metrics["dgemma_engine_restarts_total"],
+        },
+        "others": tally.summary(),
+        "in_use_after": await server.at_rest(),
+    }
 
 
 async def drain(

@@ -2,8 +2,8 @@
 
     python -m benchmarks.load_server FLAGS
 
-serves like `dgemma serve bundled:text FLAGS`, but requests with certain seeds raise inside a step. The
-command itself has no such flag.
+serves like `dgemma serve bundled:text FLAGS`, but requests with certain seeds raise or hang inside a step.
+The command itself has no such flag.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _PAGE_KB = os.sysconf("SC_PAGE_SIZE") / 1024
 # A poisoned seed says where its request fails, and after how many steps of a canvas.
 POISON = 666_000_000
 POINTS = ("forward", "sample", "_store_encoded", "_process_output")
+# These seeds make a step hang, or run out of memory unless the request is alone in it.
+HANG, NO_MEMORY = 555_000_000, 556_000_000
 
 
 def poisoned_seed(point: str, after_steps: int, number: int) -> int:
@@ -117,6 +119,23 @@ def served(
                 end(process)
 
 
+KEYS = {"good": "good-key", "bad": "bad-key"}
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {KEYS[name]}"}
+
+
+@contextmanager
+def two_keys(flags: Sequence[str], *, threads: int | None = None) -> Iterator[Served]:
+    """A server with two API keys."""
+    with tempfile.NamedTemporaryFile("w", suffix=".keys") as file:
+        file.writelines(f"{name} {key}\n" for name, key in KEYS.items())
+        file.flush()
+        with served([*flags, "--api-key-file", file.name], threads=threads) as server:
+            yield server
+
+
 def end(process: subprocess.Popen[bytes]) -> None:
     """A signal to drain, a second to end at once, and one that nobody ignores."""
     for signal in (process.terminate, process.terminate, process.kill):
@@ -130,6 +149,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def serve_poisoned() -> None:
     """As `dgemma.cli.serve` does it, with a fault in the engine."""
+    import torch
+
     from dgemma.cli import serve as command
     from dgemma.cli.server_options import LOAD_FLAGS, SERVER_FLAGS, LoadOptions, open_service, read_flags
     from dgemma.engine.async_engine import AsyncEngine
@@ -154,7 +175,12 @@ def serve_poisoned() -> None:
             for sequence in map(engine._sequences.get, numbers):
                 if sequence is None:  # finished: a point after the last computation
                     continue
-                poison = sequence.request.seed - POISON
+                seed = sequence.request.seed
+                if seed == HANG:
+                    time.sleep(1e6)
+                if seed == NO_MEMORY and point == "forward" and len(numbers) > 1:
+                    raise torch.OutOfMemoryError("out of memory, by a test")
+                poison = seed - POISON
                 if poison >= 0 and POINTS[poison % 10] == point and sequence.steps >= poison // 10 % 100:
                     raise RuntimeError(f"poison at {point}")
 

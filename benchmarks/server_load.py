@@ -1,11 +1,12 @@
 """Load and faults on the real server: what it does at three times what it can do.
 
-    python -m benchmarks.server_load                   (--minutes N; --parts load poison drain keys)
+    python -m benchmarks.server_load                   (--minutes N; --parts load poison watchdog drain keys)
 
 A server of the bundled text model, in the exact way, in a process of its own on this machine.
 load: latency alone and capacity; then mixed traffic at three times that, a fifth of the clients leaving in
 the middle. Every answer is compared with the same request's alone. Memory, pages and slots, latencies.
 poison: requests that fail inside a step, among others.
+watchdog: a step that runs out of memory, and one that never ends.
 drain: SIGTERM at random moments.
 keys: what a wrong one opens, and what its refusal's time tells.
 """
@@ -66,7 +67,7 @@ class Setup:
 
 
 def main() -> None:
-    parts = {"load": load, "poison": poison, "drain": drain, "keys": keys}
+    parts = {"load": load, "poison": poison, "watchdog": watchdog, "drain": drain, "keys": keys}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--minutes", type=float, default=Setup.minutes, help="of overload")
     parser.add_argument("--slots", type=int, default=Setup.slots, help="--max-num-seqs of the server")
@@ -295,6 +296,14 @@ async def poison(setup: Setup) -> dict[str, Any]:
     with served(flags, threads=setup.threads, poisoned=True) as server:
         alone, _ = await answers_alone(server, pool)
         return await load_faults.poison(server, pool, alone, company=slots - 1, rounds=3)
+
+
+async def watchdog(setup: Setup) -> dict[str, Any]:
+    pool = make_pool(setup.seed + 4, 24, most_steps=setup.most_steps or 8)
+    flags = ["--max-num-seqs", "4", "--queue-len", "8", "--step-timeout", "5"]
+    with served(flags, threads=setup.threads, poisoned=True) as server:
+        alone, _ = await answers_alone(server, pool)
+        return await load_faults.watchdog(server, pool, alone, company=3)
 
 
 async def drain(setup: Setup, rounds: int = 5) -> dict[str, Any]:

@@ -17,11 +17,10 @@ import json
 import random
 import signal
 import statistics
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +29,7 @@ from benchmarks.abuse import HOSTILE, POST
 from benchmarks.load_client import CHAT, HOST, Leaving, Reply, ask
 from benchmarks.load_faults import Alone, answers_alone
 from benchmarks.load_health import watched_health
-from benchmarks.load_server import Served, served
+from benchmarks.load_server import KEYS, Served, bearer, two_keys
 from benchmarks.load_traffic import MODEL, Ask, Tally, make_mixed_pool, percentile
 
 OVERLOAD = 3.0
@@ -41,21 +40,7 @@ LEAVERS = 0.2
 MOST_STEPS = 4
 FLAGS = ("--max-num-seqs", "2", "--max-key-seqs", "1", "--queue-len", "16", "--prefill-chunk", "64",
          "--dtype", "float32")  # fmt: skip
-KEYS = {"good": "good-key", "bad": "bad-key"}
 MOST_TIMES_ALONE = 2.0
-
-
-def headers(name: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {KEYS[name]}"}
-
-
-@contextmanager
-def two_keys(threads: int | None) -> Iterator[Served]:
-    with tempfile.NamedTemporaryFile("w", suffix=".keys") as file:
-        file.writelines(f"{name} {key}\n" for name, key in KEYS.items())
-        file.flush()
-        with served([*FLAGS, "--api-key-file", file.name], threads=threads) as server:
-            yield server
 
 
 @dataclass
@@ -78,7 +63,7 @@ class Traffic:
 
     async def send_good(self, phase: str) -> None:
         one, id_ = self.rng.choice(self.good), self._next_id()
-        reply = await ask(self.server.port, one.path, one.body, request_id=id_, headers=headers("good"))
+        reply = await ask(self.server.port, one.path, one.body, request_id=id_, headers=bearer("good"))
         if self.tallies["good"].judge(one, reply, id_) == "same":
             self.seconds[phase].append(reply.seconds)
 
@@ -106,14 +91,14 @@ class Traffic:
         if self.rng.random() < LEAVERS:
             leaving = Leaving(self.rng.uniform(0.02, 3.0), abruptly=self.rng.random() < 0.5)
         reply = await ask(
-            self.server.port, one.path, one.body, request_id=id_, headers=headers("bad"), leaving=leaving
+            self.server.port, one.path, one.body, request_id=id_, headers=bearer("bad"), leaving=leaving
         )
         self.tallies["bad"].judge(one, reply, id_)
 
     async def _chat(self, fields: dict[str, Any], key: dict[str, str] | None = None) -> str:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "A page."}], **fields}
         reply = await ask(
-            self.server.port, CHAT, body, request_id=self._next_id(), headers=key or headers("bad")
+            self.server.port, CHAT, body, request_id=self._next_id(), headers=key or bearer("bad")
         )
         return _status(reply)
 
@@ -147,7 +132,7 @@ class Traffic:
         self._next_id()
         with suppress(OSError):
             reader, writer = await asyncio.open_connection(HOST, self.server.port, limit=1024)
-            writer.write(f"{POST}authorization: Bearer {KEYS['bad']}\r\n".encode() + rest)
+            writer.write(POST.encode() + rest)
             line = b""
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -181,7 +166,7 @@ async def capacity(server: Served, pool: Sequence[Ask], seconds: float, rng: ran
         nonlocal finished
         while time.perf_counter() < ends:
             one = rng.choice(pool)
-            reply = await ask(server.port, one.path, one.body_alone, headers=headers(name))
+            reply = await ask(server.port, one.path, one.body_alone, headers=bearer(name))
             assert reply.status == 200, reply.body
             finished += 1
 
@@ -199,7 +184,7 @@ async def run(server: Served, args: argparse.Namespace) -> dict[str, Any]:
     ]
     # Filling a gap of unknown length takes ten times as long as anything else: only the other key does it.
     good = [one for one in pool if "suffix" not in one.fields]
-    alone, _ = await answers_alone(server, pool, headers("good"))
+    alone, _ = await answers_alone(server, pool, bearer("good"))
     per_s = await capacity(server, good, args.capacity, rng)
     traffic = Traffic(server, good, pool, alone, rng)
     good_rate, bad_rate = GOOD_SHARE * per_s, (OVERLOAD - GOOD_SHARE) * per_s
@@ -214,7 +199,7 @@ async def run(server: Served, args: argparse.Namespace) -> dict[str, Any]:
             send(bad_rate, 60 * args.crowd, traffic.send_bad, rng),
         )
         watching.cancel()
-        rests.append({**await server.at_rest(30, headers("good")), "files": server.num_files()})
+        rests.append({**await server.at_rest(30, bearer("good")), "files": server.num_files()})
         p99s.append({phase: _p99(some[counts[phase] :]) for phase, some in traffic.seconds.items()})
         print(f"round {number + 1}: {traffic.num_sent} requests, {p99s[-1]}, {rests[-1]}", flush=True)
     return {"capacity_per_s": round(per_s, 3), "p99_by_round": p99s, **_summary(traffic, rests)}
@@ -279,7 +264,7 @@ def main() -> None:
     args = parser.parse_args()
     # Whoever ends us ends our server too: it is closed on the way out.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with two_keys(args.threads) as server, watched_health(server.port) as health:
+    with two_keys(FLAGS, threads=args.threads) as server, watched_health(server.port) as health:
         found = asyncio.run(run(server, args))
     record.write("tenant_load", {"flags": ["--exact", *FLAGS], **found, "health": health})
 

@@ -96,6 +96,22 @@ def test_a_step_that_fails_as_a_whole_costs_its_own_requests_alone() -> None:
     run(main, new_engine(kind=Failing))
 
 
+def test_counters_go_on_over_a_restart() -> None:
+    """A counter that falls is read as a restart of the whole process."""
+
+    async def main(service: AsyncEngine) -> None:
+        assert await outcome(service, ASKED) is EngineRestartedError
+        before = service.stats()
+        assert before.counters["prefill_tokens"] > 0, "of the engine that is gone"
+        assert await outcome(service, ASKED) == answer_alone(ASKED).tokens
+        assert await outcome(service, ASKED) == answer_alone(ASKED).tokens
+        after = service.stats()
+        assert after.counters["prefill_tokens"] > before.counters["prefill_tokens"]
+        assert all(after.counters[name] >= count for name, count in before.counters.items())
+
+    run(main, new_engine(kind=Failing))
+
+
 def test_an_engine_that_fails_again_and_again_stops_for_good() -> None:
     async def main(service: AsyncEngine) -> None:
         found = [await outcome(service, ASKED) for _ in range(5)]

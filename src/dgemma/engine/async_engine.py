@@ -103,6 +103,7 @@ class AsyncEngine:
         self._longest_step_s = 0.0
         self._restarts: list[float] = []  # when
         self._num_restarts = 0
+        self._before_restarts = EngineStats()  # the counters of engines that are gone
         self._is_stalled = False
         self._thread = None if run_step else _StepThread()
         self._run_step = run_step or self._in_thread
@@ -156,9 +157,11 @@ class AsyncEngine:
                 self._wake.set()
 
     def stats(self) -> EngineStats:
-        found = self._engine.stats()
+        found, before = self._engine.stats(), self._before_restarts
         return replace(
             found,
+            prefix_hit_tokens=before.prefix_hit_tokens + found.prefix_hit_tokens,
+            counters={name: before.counters.get(name, 0) + count for name, count in found.counters.items()},
             num_waiting=self._num_waiting,
             failure=self._failure,
             is_stalled=self._is_stalled,
@@ -261,7 +264,9 @@ class AsyncEngine:
             self._thread = _StepThread()
         # Built here, in the event loop: it allocates, but computes nothing.
         try:
+            so_far = self.stats()
             self._engine = self._make_engine()
+            self._before_restarts = so_far
         except Exception as broken:
             _LOG.error("the engine cannot be restarted", exc_info=broken)
             self._failure = why
