@@ -33,6 +33,7 @@ from server.canvas_bodies import (
 from server.fake_engine import FakeEngine, Script
 from server.raw_client import RawClient
 from server.served import CHAT, COMPLETIONS, HELLO, ONCE, WEATHER, app_of
+from sizes import cases
 
 APP = app_of(FakeEngine(Script(text="Yes.")), max_body_bytes=200_000)
 RUNNER = asyncio.Runner()
@@ -80,7 +81,7 @@ messages = st.lists(
 changes = st.dictionaries(st.sampled_from(FIELDS), anything, min_size=1, max_size=3) | messages.map(
     lambda found: {"messages": found}
 )
-bounded = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+bounded = settings(max_examples=cases(1000, 100), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module", autouse=True)
