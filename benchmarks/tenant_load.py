@@ -177,11 +177,8 @@ async def capacity(server: Served, pool: Sequence[Ask], seconds: float, rng: ran
 
 async def run(server: Served, args: argparse.Namespace) -> dict[str, Any]:
     rng = random.Random(args.seed)
-    pool = [
-        one
-        for one in make_mixed_pool(args.seed, args.pool)
-        if one.deadline_s is None and "n" not in one.fields
-    ]
+    mixed = make_mixed_pool(args.seed, args.pool, most_steps=MOST_STEPS)
+    pool = [one for one in mixed if one.deadline_s is None and "n" not in one.fields]
     # Filling a gap of unknown length takes ten times as long as anything else: only the other key does it.
     good = [one for one in pool if "suffix" not in one.fields]
     alone, _ = await answers_alone(server, pool, bearer("good"))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from dgemma.errors import DgemmaError
+from dgemma.errors import DgemmaError, InputError
 from dgemma.server import compile_pool
 from dgemma.server.compile_pool import LONG_S, MAX_COMPILING, MAX_LONG, CompilePool, FairTurns
 from dgemma.server.http.errors import ApiError
@@ -121,6 +123,33 @@ def test_of_long_compilations_only_a_few_go_on() -> None:
     assert 0 < seen <= MAX_LONG
 
 
+def test_a_long_compilation_rests_while_answers_are_written_and_a_short_one_does_not() -> None:
+    asked: list[float] = []
+
+    def is_busy() -> bool:
+        asked.append(0.0)
+        return True
+
+    workers = Workers(FairTurns(is_busy=is_busy))
+    workers.start("short", 0.1)
+    workers.join()
+    assert not asked
+    began = time.monotonic()
+    workers.start("long", 0.5)
+    workers.join()
+    assert asked
+    assert time.monotonic() - began > 0.2 + 3 * 0.25, "of the 0.3 s that are too long, with three rests each"
+
+
+def test_another_runs_while_a_long_one_rests() -> None:
+    turns = FairTurns(1)
+    rests, waits = turns.add(""), turns.add("")
+    rests.is_resting = True
+    with turns._lock:
+        turns._start_next()
+    assert (rests.is_running, waits.is_running) == (False, True)
+
+
 def test_an_abandoned_compilation_ends_at_its_next_check() -> None:
     turns = FairTurns()
     job = turns.add("")
@@ -203,3 +232,39 @@ def test_a_displaced_compilation_is_told_to_ask_again(monkeypatch: pytest.Monkey
     assert isinstance(slow, ApiError)
     assert slow.status == 429
     assert "takes long to compile" in str(slow)
+
+
+class RefusingCompiler(EndlessCompiler):
+    """Refuses every pattern, with much in memory when it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.built: list[weakref.ref[Any]] = []
+
+    def compile(self, response_format: Any, *, allow_thought: bool, on_check: Callable[[], None]) -> Any:
+        self.num_begun += 1
+        states = {0}
+        self.built.append(weakref.ref(states))
+        raise InputError("too many states", field="regex", code="invalid_value")
+
+
+def test_a_refusal_is_remembered_without_what_was_built_for_it() -> None:
+    """An exception that is kept keeps the variables of every frame it came through."""
+    compiler = RefusingCompiler()
+
+    async def refused() -> list[str]:
+        pool = CompilePool(compiler)  # type: ignore[arg-type]
+        told = []
+        for _ in range(3):
+            wanted = RequestedFormat(response_format=RegexFormat("a"), field="regex")
+            with pytest.raises(ApiError) as caught:
+                await pool.compile(wanted, timeout_s=60)
+            told.append(str(caught.value))
+            del caught
+        assert pool._refusals
+        gc.collect()
+        assert [ref() for ref in compiler.built] == [None]
+        return told
+
+    assert asyncio.run(refused()) == ["regex: too many states"] * 3
+    assert compiler.num_begun == 1

@@ -35,6 +35,9 @@ MAX_LONG = 2
 _MAX_REFUSALS = 1024
 # So long one runs before others are looked at, and differences of used time below this are none.
 _QUANTUM_S = 0.02
+# While answers are written, one that has taken longer than this rests so many times as long as it works.
+_SHORT_S = 0.2
+_REST = 3.0
 # A tenant's use is forgotten by half in this time.
 _HALF_LIFE_S = 30.0
 
@@ -49,7 +52,8 @@ class _Job:
     turn: threading.Condition
     used_s: float = 0.0
     began_s: float = 0.0  # of the time of its thread
-    is_running: bool = False  # else it waits
+    is_running: bool = False  # else it waits for its turn, or rests
+    is_resting: bool = False
     may_be_long: bool = False
     is_abandoned: bool = False
 
@@ -57,8 +61,16 @@ class _Job:
 class FairTurns:
     """Which compilations run: those that have used least, tenant by tenant."""
 
-    def __init__(self, max_running: int = MAX_RUNNING, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        max_running: int = MAX_RUNNING,
+        *,
+        is_busy: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """is_busy: whether answers are being written, which a long compilation must not slow down."""
         self._max_running = max_running
+        self._is_busy = is_busy
         self._clock = clock
         self._jobs: dict[_Job, None] = {}  # in the order they came
         self._used: dict[str, tuple[float, float]] = {}  # by tenant: seconds, and when they were counted
@@ -89,12 +101,18 @@ class FairTurns:
         used_s = time.thread_time() - job.began_s
         if job.is_running and used_s - job.used_s < _QUANTUM_S and not job.is_abandoned:
             return
+        rest_s = _REST * (used_s - job.used_s) if used_s > _SHORT_S and self._is_busy() else 0.0
         with self._lock:
             self._count(job, used_s)
-            if job.is_running and self._may_run(job) and not self._is_overtaken(job):
+            if job.is_running and self._may_run(job) and not self._is_overtaken(job) and not rest_s:
                 job.may_be_long = used_s > LONG_S
             else:
                 job.is_running = False
+                if rest_s:
+                    job.is_resting = True
+                    self._start_next()
+                    job.turn.wait(rest_s)  # or until it is abandoned
+                    job.is_resting = False
                 self._start_next()
             while not job.is_running and not job.is_abandoned:
                 job.turn.wait()
@@ -129,7 +147,7 @@ class FairTurns:
             job.turn.notify()
 
     def _waiting(self) -> list[_Job]:
-        return [job for job in self._jobs if not job.is_running and self._may_run(job)]
+        return [job for job in self._jobs if not job.is_running and not job.is_resting and self._may_run(job)]
 
     def _may_run(self, job: _Job) -> bool:
         """Whether it is short, or one of the few that may be long, or can become one of these."""
@@ -163,10 +181,11 @@ class FairTurns:
 class CompilePool:
     """Compiles response formats in threads of its own. A cached constraint is returned at once."""
 
-    def __init__(self, compiler: GrammarCompiler, turns: FairTurns | None = None) -> None:
+    def __init__(self, compiler: GrammarCompiler, is_busy: Callable[[], bool] = lambda: False) -> None:
         self._compiler = compiler
-        self._turns = turns or FairTurns()
-        self._refusals: OrderedDict[int, InputError] = OrderedDict()  # by the hash of format and thinking
+        self._turns = FairTurns(is_busy=is_busy)
+        # By the hash of format and thinking: message, field and code. Not the error: that has a traceback.
+        self._refusals: OrderedDict[int, tuple[str, str | None, str]] = OrderedDict()
         self._lock = threading.Lock()
 
     async def compile(
@@ -209,6 +228,8 @@ class CompilePool:
             try:
                 self._turns.begin(job)
                 found = self._compile(requested, lambda: self._turns.give_way(job))
+            except InputError as error:
+                found = error.with_traceback(None)  # which holds all that was built
             except BaseException as error:
                 found = error
             used_s = self._turns.end(job)
@@ -242,14 +263,15 @@ class CompilePool:
         with self._lock:
             refusal = self._refusals.get(key)
         if refusal is not None:
-            raise InputError(str(refusal), field=refusal.field, code=refusal.code)
+            message, field, code = refusal
+            raise InputError(message, field=field, code=code)
         try:
             return self._compiler.compile(
                 requested.response_format, allow_thought=requested.thinking, on_check=on_check
             )
         except InputError as error:
             with self._lock:
-                self._refusals[key] = error
+                self._refusals[key] = str(error), error.field, error.code
                 if len(self._refusals) > _MAX_REFUSALS:
                     self._refusals.popitem(last=False)
             raise
