@@ -38,6 +38,9 @@ def basics(place: Path, out: str) -> list[str]:
     ]  # fmt: skip
 
 
+SHORT = ("--max-tokens", "8", "--max-denoising-steps", "2")
+
+
 def test_fifty_lines_an_adapter_a_score_and_an_answer(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,11 +53,11 @@ def test_fifty_lines_an_adapter_a_score_and_an_answer(
     model = str(place / "model")
     status, out, _ = run(
         capsys, "eval", model, str(place / "data.jsonl"), "--adapter", adapter, "--limit", "2",
-        "--max-tokens", "8", "--max-denoising-steps", "2", "--json",
+        *SHORT, "--json",
     )  # fmt: skip
     assert status == 0
     assert json.loads(out)["n"] == 2
-    status, _, _ = run(capsys, "generate", model, "What is 3?", "--adapter", adapter, "--max-tokens", "8")
+    status, _, _ = run(capsys, "generate", model, "What is 3?", "--adapter", adapter, *SHORT)
     assert status == 0
 
 

@@ -19,7 +19,7 @@ from dgemma.sampling.vocab_scan import BLOCK, scan_vocab
 from oracle import FULL, SLIDING, Case, calm_oracle
 from sizes import cases
 
-CASES = cases(200, 16)
+CASES = cases(200, 8)
 BATCH = 8
 # More words than a block, so that tiles differ; a window that slides within the answer.
 GEOMETRY = Case(

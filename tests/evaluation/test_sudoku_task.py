@@ -12,6 +12,9 @@ from dgemma.evaluation.tasks.sudoku import SudokuTask
 from dgemma.events import Answer, FinishReason
 from dgemma.sudoku.grid import EMPTY, Grid
 from dgemma.sudoku.tokens import to_text
+from sizes import cases
+
+FEW = cases(20, 8)
 
 
 def answer(text: str) -> Answer:
@@ -47,11 +50,16 @@ def test_bands_are_groups_and_details_of_the_name() -> None:
 def test_the_bundled_model_solves_easy_puzzles_and_its_causal_pass_does_not() -> None:
     """A floor far below the measured figures: it falls if the shipped weights or a numeric path break."""
     lm = dgemma.load("bundled:sudoku")
-    report = evaluate(lm, SudokuTask("easy"), limit=20, batch=20, seed=0)
+    report = evaluate(lm, SudokuTask("easy"), limit=FEW, batch=20, seed=0)
     assert report.scores["exact"].mean >= 0.9
     assert report.steps_mean is not None
     assert report.steps_mean < 12
     causal = evaluate(
-        lm, SudokuTask("medium"), limit=20, batch=20, seed=0, options={"decode": "causal", "temperature": 0.0}
+        lm,
+        SudokuTask("medium"),
+        limit=FEW,
+        batch=20,
+        seed=0,
+        options={"decode": "causal", "temperature": 0.0},
     )
     assert causal.scores["exact"].mean <= 0.5

@@ -8,11 +8,12 @@ import torch
 from dgemma.sampling.sampler import EntropyBound, LinearSchedule, Sampler, StableAndConfident
 from oracle import CASES, Case, calm_oracle, make_oracle, make_ours, tokens
 from replay import generate_with_oracle, replay_with_oracles_forward, replay_with_ours
-from sizes import cases
+from sizes import IS_FULL, cases
 
 GENERATED = [CASES[0], CASES[2], CASES[3], CASES[5], CASES[8], CASES[9]]
 SIXTEEN = Sampler(num_steps=16)
-SEEDS = range(0, 35, cases(full=1, part=4))
+# The few have an early stop and an end in every geometry.
+SEEDS = range(35) if IS_FULL else (8, 16, 24, 30, 32)
 
 
 @pytest.mark.parametrize("case", GENERATED, ids=lambda case: case.name)
@@ -68,7 +69,7 @@ def test_the_stop_rule_is_the_oracles(stability: int, confidence: float) -> None
         accept=EntropyBound(bound=0.3),
         schedule=LinearSchedule(t_min=0.2, t_max=0.7),
     )
-    for seed in range(cases(full=6, part=2)):
+    for seed in range(cases(full=6, part=1)):
         prompt = tokens(case, 1, 6, seed=seed)
         recorded = generate_with_oracle(oracle, prompt, 2, sampler, seed)
         answer, num_steps = replay_with_ours(ours, recorded, prompt, 2, sampler)

@@ -26,6 +26,7 @@ from dgemma.server.state import ServerState
 from server.canvas_bodies import DECIDE, DECIDE_BY_NAME, DECISIONS, EDIT, EDIT_ASKED, FIM, GAP
 from server.fake_engine import FakeEngine, FakeText, Script, by_seed
 from server.served import CHAT, COMPLETIONS, HELLO, ONCE, WEATHER, app_of, ask, run
+from sizes import cases
 
 Tell = Callable[[BatchResult], None]
 
@@ -157,7 +158,7 @@ batches = st.lists(
 
 
 @given(lines=batches, escaped=st.booleans(), cuts=st.lists(st.floats(0, 1), min_size=1, max_size=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60, 25), deadline=None)
 def test_cut_off_at_any_byte_and_resumed_gives_each_result_exactly_once(
     lines: list[dict[str, Any]], escaped: bool, cuts: list[float]
 ) -> None:

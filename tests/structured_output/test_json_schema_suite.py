@@ -29,7 +29,7 @@ EMPTY = {"allOf": 2, "anyOf": 1, "boolean_schema": 1, "not": 2, "oneOf": 3, "ref
 
 def dfa_of(group: Group) -> DFA | InputError:
     try:
-        return build_dfa(schema_grammar(group.schema, JsonSyntax(), max_depth=4, free_depth=1))
+        return build_dfa(schema_grammar(group.schema, JsonSyntax(), max_depth=cases(4, 3), free_depth=1))
     except InputError as error:
         return error
 

@@ -14,6 +14,7 @@ from dgemma.errors import InputError
 from dgemma.structured_output.dfa import DFA, build_dfa
 from dgemma.structured_output.json_schema.grammar import schema_grammar
 from dgemma.structured_output.json_schema.syntax import JsonSyntax
+from sizes import cases
 
 NAMES = st.sampled_from(["a", "b", "c"])
 SMALL = st.integers(0, 3)
@@ -86,7 +87,7 @@ def dfa_of(schema: Any) -> DFA | None:
 
 
 @given(SCHEMAS, st.lists(VALUES, max_size=8), st.integers(0, 1000))
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=cases(200, 100), deadline=None, derandomize=True, database=None)
 def test_every_text_of_a_random_schema_is_valid(schema: Any, values: list[Any], seed: int) -> None:
     dfa = dfa_of(schema)
     if dfa is None:

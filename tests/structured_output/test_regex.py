@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dgemma.errors import InputError
 from dgemma.structured_output.dfa import build_dfa
 from dgemma.structured_output.regex import parse, parse_search
+from sizes import cases
 
 ATOMS = st.sampled_from(
     [
@@ -47,7 +48,7 @@ TEXTS = st.text(alphabet="abcé.\td1_\n", max_size=6)
 
 
 @given(PATTERNS, st.lists(TEXTS, max_size=20))
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=cases(300, 150), deadline=None, derandomize=True, database=None)
 def test_a_pattern_accepts_the_texts_that_re_accepts_in_both_dialects(pattern: str, texts: list[str]) -> None:
     dfa, ascii_, wide = build_dfa(parse(pattern)), re.compile(pattern, re.ASCII), re.compile(pattern)
     for text in ("", *texts):

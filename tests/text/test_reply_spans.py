@@ -12,6 +12,7 @@ from dgemma.errors import InputError
 from dgemma.text.chat_template import ChatTemplate
 from dgemma.text.reply import ParsedReply
 from dgemma.text.reply_spans import SpannedChat, reply_spans
+from sizes import cases
 from text.bundled import RICH, TEMPLATE, TOKENIZER, ids_of
 from text.released_style import LARGE, REPEATING, SMALL
 
@@ -89,7 +90,7 @@ def chats(draw: st.DrawFn, *, tools: bool = False, system: bool = True) -> list[
 
 
 @every_template
-@settings(deadline=None)
+@settings(max_examples=cases(100, 40), deadline=None)
 @given(messages=chats())
 def test_what_stands_before_a_reply_is_the_prompt_of_inference(
     template: ChatTemplate, messages: list[dict[str, Any]]
@@ -109,7 +110,7 @@ def test_what_stands_before_a_reply_is_the_prompt_of_inference(
 @pytest.mark.parametrize(
     "template", [RICH, SMALL, LARGE, REPEATING], ids=["rich", "small", "large", "repeating"]
 )
-@settings(deadline=None)
+@settings(max_examples=cases(100, 40), deadline=None)
 @given(messages=chats(tools=True, system=False))
 def test_calls_are_replies_and_results_are_read(
     template: ChatTemplate, messages: list[dict[str, Any]]

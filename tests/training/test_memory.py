@@ -90,7 +90,7 @@ def test_more_examples_longer_texts_and_keeping_cost_more() -> None:
     assert estimate_step(config, recipe_of(batch=4, micro_batch=2)).activations == one
     longer = DataRecipe(path="d", max_length=128)
     assert estimate_step(config, recipe_of(data=longer)).activations > 1.4 * one
-    deep = replace(config, layers=layers(4, head_dim=16, kv_heads=2, full_head_dim=32, full_kv_heads=1))
+    deep = replace(config, layers=layers(2, head_dim=16, kv_heads=2, full_head_dim=32, full_kv_heads=1))
     kept = estimate_step(deep, recipe_of()).activations
     assert estimate_step(deep, recipe_of(recompute=True)).activations < 0.7 * kept
     small = recipe_of(lora=LoraSettings(rank=4, expert_rank=0))

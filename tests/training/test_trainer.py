@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,9 +22,11 @@ from torch import Tensor
 import dgemma
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
+from dgemma.cli.main import main
 from dgemma.errors import InputError, TrainingError
 from dgemma.training import trainer as trainer_module
 from dgemma.training.callbacks import TrainerCallback
+from dgemma.training.curves import write_curves
 from dgemma.training.recipe import (
     DataRecipe,
     HeldOutRecipe,
@@ -33,6 +36,7 @@ from dgemma.training.recipe import (
     SavingRecipe,
 )
 from dgemma.training.report import HeldOutReport, StepReport, read_log
+from dgemma.training.run_directory import RunDirectory
 from dgemma.training.trainer import Trainer, TrainingOutcome
 from sizes import IS_FULL
 
@@ -79,6 +83,25 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
+@pytest.fixture(autouse=True)
+def without_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drawing costs as much as many steps. Tests of the drawing ask for `drawing`."""
+    monkeypatch.setattr(trainer_module, "write_curves", lambda directory: None)
+
+
+@pytest.fixture
+def drawing(without_drawing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_module, "write_curves", write_curves)
+
+
+@pytest.fixture(scope="module")
+def whole(model: str, data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the basic recipe's run. Tests that write to it copy it."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    finish(recipe_of(model, data, out))
+    return out
+
+
 def recipe_of(model: str, path: str, out: Path, **changes: Any) -> Recipe:
     basic: dict[str, Any] = {
         "model": model,
@@ -99,6 +122,11 @@ def finish(recipe: Recipe) -> dict[str, Tensor]:
     return trainer.directory.load_state(recipe.steps)[1]
 
 
+def final_state(out: Path) -> dict[str, Tensor]:
+    directory = RunDirectory(str(out))
+    return directory.load_state(directory.states()[-1])[1]
+
+
 def stop_after(recipe: Recipe, step: int) -> None:
     trainer = Trainer(recipe)
     notes = Notes()
@@ -110,7 +138,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "lora, fp32": {},
+    "lora, fp32": {},  # the basic recipe
     "lora, bf16": {"precision": "bf16"},
     "all, fp32, accumulated": {"train": "all", "micro_batch": 2},
     "all, bf16 over fp32 masters": {"train": "all", "precision": "bf16", "freeze": ()},
@@ -120,32 +148,43 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_interrupted_and_resumed_run_gives_the_same_bits(
-    way: str, model: str, data: str, tmp_path: Path
+    way: str, model: str, data: str, whole: Path, tmp_path: Path
 ) -> None:
-    whole = finish(recipe_of(model, data, tmp_path / "whole", **WAYS[way]))
+    if WAYS[way]:
+        whole = tmp_path / "whole"
+        finish(recipe_of(model, data, whole, **WAYS[way]))
     pieces = recipe_of(model, data, tmp_path / "pieces", **WAYS[way])
     stop_after(pieces, random.Random(way).randrange(1, 6))
-    assert same(finish(pieces), whole)
-    logs = [read_log(tmp_path / name / "log.jsonl") for name in ("whole", "pieces")]
+    assert same(finish(pieces), final_state(whole))
+    logs = [read_log(out / "log.jsonl") for out in (whole, tmp_path / "pieces")]
     assert [(r.step, r.diffusion, r.encoder) for r in logs[0]] == [
         (r.step, r.diffusion, r.encoder) for r in logs[1]
     ]
 
 
-def test_other_seeds_and_data_give_other_bits(model: str, data: str, tmp_path: Path) -> None:
-    first = finish(recipe_of(model, data, tmp_path / "a"))
-    assert not same(first, finish(recipe_of(model, data, tmp_path / "b", seed=1)))
+def test_other_seeds_and_data_give_other_bits(model: str, data: str, whole: Path, tmp_path: Path) -> None:
+    assert not same(final_state(whole), finish(recipe_of(model, data, tmp_path, seed=1)))
 
 
 def test_a_killed_run_goes_on_from_its_last_state_to_the_same_bits(
-    model: str, data: str, tmp_path: Path
+    model: str, data: str, whole: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "killed"
-    recipe = recipe_of(model, data, out, steps=20, saving=SavingRecipe(every=3))
+    recipe = recipe_of(model, data, out)
+    # However late the signal comes, the run is not at its end.
+    file = tmp_path / "waits.py"
+    file.write_text(
+        "import time\n"
+        "from dgemma.training.callbacks import TrainerCallback\n"
+        "class Waits(TrainerCallback):\n"
+        "    def __init__(self, run): pass\n"
+        "    def on_step(self, report):\n"
+        "        if report.step == 5: time.sleep(600)\n"
+    )
     command = [
         sys.executable, "-m", "dgemma.cli.main", "train", f"model={model}", f"data.path={data}",
-        "data.max_length=96", f"out={out}", "steps=20", "batch=4", "precision=fp32",
-        "optimizer.learning_rate=1e-3", "saving.every=3",
+        "data.max_length=96", f"out={out}", "steps=6", "batch=4", "precision=fp32",
+        "optimizer.learning_rate=1e-3", "saving.every=2", f"callbacks=[{file}:Waits]",
     ]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         until = time.monotonic() + 600
@@ -156,15 +195,14 @@ def test_a_killed_run_goes_on_from_its_last_state_to_the_same_bits(
         process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     resumed = Trainer(recipe)
-    assert 0 < resumed.start_step < 20
-    assert same(finish(recipe), finish(replace(recipe, out=str(tmp_path / "whole"))))
+    assert 0 < resumed.start_step < 6
+    assert same(finish(recipe), final_state(whole))
 
 
 @pytest.mark.parametrize("damage", ["zeroed", "cut"])
 def test_a_damaged_state_costs_steps_and_not_the_result(
-    damage: str, model: str, data: str, tmp_path: Path
+    damage: str, model: str, data: str, whole: Path, tmp_path: Path
 ) -> None:
-    whole = finish(recipe_of(model, data, tmp_path / "whole"))
     pieces = recipe_of(model, data, tmp_path / "pieces")
     stop_after(pieces, 5)
     file = tmp_path / "pieces" / "states" / "step-00000005" / "state.safetensors"
@@ -175,20 +213,21 @@ def test_a_damaged_state_costs_steps_and_not_the_result(
     assert "step-00000005" in trainer.notes[0]
     assert trainer.notes[0].endswith("Going on from step 4.")
     assert trainer.run(notes) is TrainingOutcome.FINISHED
-    assert same(trainer.directory.load_state(6)[1], whole)
+    assert same(trainer.directory.load_state(6)[1], final_state(whole))
     assert trainer.directory.states() == [4, 6]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_the_command_stops_after_its_step_when_asked_and_goes_on(
-    model: str, data: str, tmp_path: Path
+    model: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "asked"
     command = [
-        sys.executable, "-m", "dgemma.cli.main", "train", f"model={model}", f"data={data}",
+        "train", f"model={model}", f"data={data}",
         "data.max_length=96", f"out={out}", "steps=400", "batch=4", "precision=fp32",
     ]  # fmt: skip
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    python = [sys.executable, "-m", "dgemma.cli.main"]
+    with subprocess.Popen([*python, *command], stderr=subprocess.PIPE, text=True) as process:
         while not (out / "log.jsonl").exists() or not (out / "log.jsonl").read_text():
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
@@ -197,9 +236,8 @@ def test_the_command_stops_after_its_step_when_asked_and_goes_on(
     assert process.wait() == 130, said
     assert "the same command goes on" in said
     steps = [report.step for report in read_log(out / "log.jsonl")]
-    done = subprocess.run([*command, f"steps={steps[-1]}"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert f"steps was 400 and is {steps[-1]}" in done.stderr
+    assert main([*command, f"steps={steps[-1]}"]) == 1
+    assert f"steps was 400 and is {steps[-1]}" in capsys.readouterr().err
 
 
 def gradients(recipe: Recipe) -> dict[str, Tensor]:
@@ -262,7 +300,7 @@ def test_a_compiled_run_follows_the_plain_one_and_resumes_to_the_same_bits(
 ) -> None:
     if not IS_FULL:
         # The graphs as they are traced; test_setup.py compares the gradients of generated code.
-        traced = partialmethod(torch.nn.Module.compile, backend="aot_eager")
+        traced = partialmethod(torch.nn.Module.compile, backend="eager")
         monkeypatch.setattr(torch.nn.Module, "compile", traced)
     small = tmp_path / "small"
     config = PRESETS["tiny"].config
@@ -287,18 +325,18 @@ def test_a_compiled_run_follows_the_plain_one_and_resumes_to_the_same_bits(
 
 @pytest.mark.parametrize("train", ["lora", "all"])
 def test_a_model_learns_what_it_is_shown_and_its_result_is_usable(
-    train: str, model: str, tmp_path: Path
+    train: str, model: str, tmp_path: Path, drawing: None
 ) -> None:
     record = {"prompt": "Say it.", "response": "The sea is blue."}
     recipe = recipe_of(
-        model, "-", tmp_path, data=DataRecipe(records=[record], max_length=64), train=train, steps=60,
+        model, "-", tmp_path, data=DataRecipe(records=[record], max_length=64), train=train, steps=36,
         optimizer=OptimizerRecipe(learning_rate=1e-2 if train == "lora" else 3e-3),
-        held_out=HeldOutRecipe(data=DataRecipe(records=[record], max_length=64), every=30, examples=8),
+        held_out=HeldOutRecipe(data=DataRecipe(records=[record], max_length=64), every=18, examples=8),
     )  # fmt: skip
     trainer = Trainer(recipe)
     notes = Notes()
     trainer.run(notes)
-    assert [look.step for look in notes.looks] == [0, 30, 60]
+    assert [look.step for look in notes.looks] == [0, 18, 36]
     assert notes.looks[-1].encoder < 0.2 * notes.looks[0].encoder
     assert notes.looks[-1].diffusion < 0.5 * notes.looks[0].diffusion
     written = tmp_path / ("adapter" if train == "lora" else "model")
@@ -341,10 +379,10 @@ def test_held_out_data_is_evaluated_with_the_same_noise_each_time(
 
 
 def test_another_recipe_or_other_data_does_not_go_on_with_a_run(
-    model: str, data: str, tmp_path: Path
+    model: str, data: str, whole: Path, tmp_path: Path
 ) -> None:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     recipe = recipe_of(model, data, tmp_path)
-    finish(recipe)
     with pytest.raises(InputError, match=r"optimizer.learning_rate was 0.001 and is 0.5"):
         Trainer(replace(recipe, optimizer=OptimizerRecipe(learning_rate=0.5)))
     Trainer(replace(recipe, saving=SavingRecipe(every=1)))  # changes no bit of the result
@@ -475,7 +513,7 @@ def test_a_callback_that_fails_ends_the_run_and_the_saved_state_stays(
 
 
 def test_a_run_without_matplotlib_ends_well_and_names_the_remedy(
-    model: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, data: str, tmp_path: Path, drawing: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgemma.errors import InputError
-from dgemma.training.data.records import RecordReader, SkipReason, Span, TrainingExample
+from dgemma.training.data.records import RecordReader, RecordReading, SkipReason, Span, TrainingExample
 from dgemma.training.data.sources import open_source
 from dgemma.training.data.stream import MAX_PROBLEMS, ExampleStream
 from text.bundled import TOKENIZER
@@ -37,6 +39,18 @@ class Again:
     def __iter__(self) -> Iterator[Any]:
         self.num_reads += 1
         return iter(self.records)
+
+
+class Remembering(RecordReader):
+    """Reads each record once: a chat takes long, and thousands of draws show the same one."""
+
+    def read(self, record: object) -> RecordReading:
+        return _read_once(self, json.dumps(record))
+
+
+@cache
+def _read_once(reader: RecordReader, record: str) -> RecordReading:
+    return RecordReader.read(reader, json.loads(record))
 
 
 def stream(data: Any, reader: RecordReader = READER, **options: Any) -> ExampleStream:
@@ -120,7 +134,7 @@ def test_one_of_several_replies_is_chosen_by_its_length() -> None:
         {"role": "user", "content": "b"},
         {"role": "assistant", "content": "y " * 90},
     ]
-    reader = RecordReader(tokenizer=TOKENIZER, template=LARGE)
+    reader = Remembering(tokenizer=TOKENIZER, template=LARGE)
     examples = reader.read({"messages": chat}).examples
     short, long = (example.responses[0].stop - example.responses[0].start for example in examples)
     choices = stream([{"messages": chat}], reader, seed=2).take(0, 2000)
