@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         status: int = args.run(args)
+        sys.stdout.flush()  # here, where a reader that has left is not an error
     except DgemmaError as error:
         print(f"dgemma {args.command}: {error}", file=sys.stderr)
         return 1
