@@ -1,7 +1,7 @@
 # The same targets serve a developer and CI. PY is the interpreter of the environment in use.
 PY ?= python
 
-.PHONY: install lint types test test-avx2 test-full documented wheel golden
+.PHONY: install lint types test test-full documented wheel golden
 
 install:  ## the package and its development tools; CPU torch first, so that no CUDA build is pulled
 	$(PY) -m pip install --quiet "torch==2.13.0" uv
@@ -23,10 +23,6 @@ AVX2 = ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 
 test:
 	$(PYTEST) $(TWO)
-
-# What a processor's vectors can change. One process: CI runs it beside `documented`.
-test-avx2:  ## the two passes and the exact mode as a laptop without AVX-512 would run them
-	$(AVX2) $(PYTEST) tests/parity/test_transformer_equals_oracle.py tests/parity/test_causal_equals_oracle.py tests/model/test_rows.py tests/model/test_moe.py tests/model/test_linear.py
 
 test-full:  ## with as many random cases as the docs name, and all numeric tests without AVX-512
 	DGEMMA_FULL=1 $(PYTEST) $(TWO) $$(grep -rlE "^(from sizes )?import (sizes|IS_FULL|cases)" tests)
