@@ -385,9 +385,18 @@ def queued(number: int, tenant: str, *, limit: int | None = None, tokens: int = 
     )
 
 
-def shared_scheduler(slots: int) -> Scheduler:
+def shared_scheduler(slots: int, chunk_size: int = 64) -> Scheduler:
     manager = KVCacheManager(block_size=4, window=8, full_blocks=64, window_blocks=64)
-    return Scheduler(manager, SchedulerConfig(max_num_seqs=slots, chunk_size=64, encode_block=4))
+    return Scheduler(manager, SchedulerConfig(max_num_seqs=slots, chunk_size=chunk_size, encode_block=4))
+
+
+def prefilled(scheduler: Scheduler, now: float) -> list[tuple[int, int, int]]:
+    """Plan and compute a step -> what it reads of which prompt."""
+    plan = scheduler.schedule(now).scheduled
+    for scheduled in plan:
+        scheduler.allocate(scheduled)
+        scheduler.mark_computed(scheduled)
+    return [(scheduled.request_id, scheduled.start, scheduled.stop) for scheduled in plan]
 
 
 def test_a_tenant_with_many_requests_leaves_half_of_the_slots_to_another() -> None:
@@ -404,6 +413,29 @@ def test_a_tenant_with_many_requests_leaves_half_of_the_slots_to_another() -> No
     assert scheduler.schedule(202.0).admitted == (2,)  # the modest one wants no more
     assert scheduler.num_waiting_of("greedy") == 7
     assert scheduler.num_waiting_of("modest") == 0
+
+
+def test_a_tenants_long_prompt_does_not_hold_up_anothers() -> None:
+    """They take turns where the budget is for one of them."""
+    scheduler = shared_scheduler(3, chunk_size=4)
+    scheduler.add(queued(0, "long", tokens=20), 0.0)
+    scheduler.add(queued(1, "long", tokens=8), 0.0)
+    assert prefilled(scheduler, 1.0) == [(0, 0, 4)]
+    assert prefilled(scheduler, 2.0) == [(0, 4, 8)]
+    scheduler.add(queued(2, "other", tokens=9), 2.0)
+    assert prefilled(scheduler, 3.0) == [(2, 0, 4)]
+    assert prefilled(scheduler, 4.0) == [(0, 8, 12)]  # within a tenant in the order of admission
+    assert prefilled(scheduler, 5.0) == [(2, 4, 8)]
+    assert prefilled(scheduler, 6.0) == [(0, 12, 16)]
+    assert prefilled(scheduler, 7.0) == [(2, 8, 9)]
+
+
+def test_what_one_tenant_leaves_of_the_budget_is_the_others() -> None:
+    scheduler = shared_scheduler(3, chunk_size=12)
+    scheduler.add(queued(0, "long", tokens=40), 0.0)
+    assert prefilled(scheduler, 1.0) == [(0, 0, 12)]
+    scheduler.add(queued(1, "other", tokens=4), 1.0)
+    assert prefilled(scheduler, 2.0) == [(0, 12, 20), (1, 0, 4)]
 
 
 def test_a_tenant_alone_uses_every_slot() -> None:

@@ -1,10 +1,11 @@
 """Which sequences compute what in the next step. Imports no torch, reads no clock.
 
 Continuous batching: every admitted sequence takes part in every step, until it is finished. Canvases are
-denoised whole; prompts are read by chunked prefill, in chunks that share a budget of tokens in the order of
-admission. A sequence is admitted when a slot is free and the blocks for its longest possible context can be
-reserved. Of the tenants with waiting requests, the one with the fewest running sequences is next (fair
-share). Within a tenant, and between equals, requests are admitted in the order of the queue: none starves.
+denoised whole; prompts are read by chunked prefill, in chunks that share a budget of tokens. Tenants take
+turns at it; within a tenant the order is that of admission. A sequence is admitted when a slot is free and the
+blocks for its longest possible context can be reserved. Of the tenants with waiting requests, the one with the
+fewest running sequences is next (fair share). Within a tenant, and between equals, requests are admitted in
+the order of the queue: none starves.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ class Scheduler:
         self._waiting: dict[int, QueuedRequest] = {}
         self._running: dict[int, _Running] = {}  # in the order of admission
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._num_prefills = 0
+        self._prefill_turns: Counter[str] = Counter()  # by tenant: the number of its last chunk
 
     @property
     def num_waiting(self) -> int:
@@ -217,19 +220,36 @@ class Scheduler:
         return min(heads, key=lambda head: head[:2])[2] if heads else None
 
     def _schedule_running(self, expired: set[int]) -> Iterator[ScheduledSequence]:
-        budget = self._config.chunk_size
+        prefill_ends = self._share_prefill(expired)
         for request_id, running in self._running.items():
             if request_id in expired:
                 continue
             start = running.block_table.length
             stop = running.target
             if running.phase is PREFILL:
-                stop = self._chunk_end(running, budget)
+                stop = prefill_ends[request_id]
                 if stop <= start:
                     continue
-                budget -= stop - start
             is_last = running.phase.extends and stop == running.target
             yield ScheduledSequence(request_id, running.slot, running.phase, start, stop, is_last)
+
+    def _share_prefill(self, expired: set[int]) -> dict[int, int]:
+        """How far each prompt is read in this step. A tenant's long prompt must not hold up another's."""
+        budget, ends = self._config.chunk_size, dict[int, int]()
+        prefills = {
+            request_id: running
+            for request_id, running in self._running.items()
+            if running.phase is PREFILL and request_id not in expired
+        }
+        by_turn = sorted(prefills.items(), key=lambda item: self._prefill_turns[item[1].request.tenant])
+        for request_id, running in by_turn:  # within a tenant in the order of admission: the sort is stable
+            start = running.block_table.length
+            ends[request_id] = self._chunk_end(running, budget)
+            if ends[request_id] > start:
+                budget -= ends[request_id] - start
+                self._num_prefills += 1
+                self._prefill_turns[running.request.tenant] = self._num_prefills
+        return ends
 
     def _chunk_end(self, running: _Running, budget: int) -> int:
         start = running.block_table.length
