@@ -2,10 +2,10 @@
 
 Continuous batching: every admitted sequence takes part in every step, until it is finished. Canvases are
 denoised whole; prompts are read by chunked prefill, in chunks that share a budget of tokens. Tenants take
-turns at it; within a tenant the order is that of admission. A sequence is admitted when a slot is free and the
-blocks for its longest possible context can be reserved. Of the tenants with waiting requests, the one with the
-fewest running sequences is next (fair share). Within a tenant, and between equals, requests are admitted in
-the order of the queue: none starves.
+turns at it; within a tenant the order is that of admission. A sequence is admitted when a slot is free and
+the blocks for its longest possible context can be reserved. Of the tenants with waiting requests, the one
+with the fewest running sequences is next (fair share). Within a tenant, and between equals, requests are
+admitted in the order of the queue: none starves.
 """
 
 from __future__ import annotations
