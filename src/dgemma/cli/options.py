@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,14 +207,10 @@ MODEL = "bundled:text"
 def add_positionals(
     parser: argparse.ArgumentParser, usages: Sequence[str], positionals: Sequence[tuple[str, str]]
 ) -> None:
-    """Positional arguments (metavar, help), of which the first ones may be left out.
-
-    argparse loses an optional positional (`nargs="?"`) when options stand between it and the others. So each
-    is added as required, and `required` is then switched off.
-    """
+    """Positional arguments (metavar, help), of which the first ones may be left out."""
     parser.usage = "\n       ".join(f"%(prog)s {usage} [options]" for usage in usages)
     for number, (metavar, text) in enumerate(positionals):
-        parser.add_argument(f"positional{number}", metavar=metavar, help=text).required = False
+        parser.add_argument(f"positional{number}", metavar=metavar, nargs="?", help=text)
 
 
 def given_positionals(args: argparse.Namespace) -> list[str]:
@@ -226,6 +224,21 @@ def looks_like_a_model(text: str) -> bool:
         return text.startswith("bundled:") or (Path(text) / "config.json").is_file()
     except (OSError, ValueError):  # not a valid file name
         return False
+
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
+
+
+def check_model(model: str, prompt: str | None, command: str) -> None:
+    """Refuse a prompt that stands where the model should, before anybody looks for it on the hub."""
+    if prompt is None and not looks_like_a_model(model) and not _HUB_NAME.fullmatch(model):
+        with suppress(OSError, ValueError):  # not a valid file name
+            if Path(model).exists():
+                return
+        raise InputError(
+            f"{model[:60]!r} was taken for MODEL, which comes first, and there is no such model. The bundled "
+            f"one needs no download: dgemma {command} {MODEL} {shlex.quote(model)}"
+        )
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, seed: int | None = None) -> None:
