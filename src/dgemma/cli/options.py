@@ -57,7 +57,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="(default: auto)"
     )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, gpu, cuda, cuda:1, mps (default: auto)")
     parser.add_argument("--adapter", metavar="DIR", help="a LoRA adapter of this model (default: none)")
     parser.add_argument("--exact", action="store_true", help="the same bits in any batch (slower)")
     parser.add_argument(
@@ -249,7 +249,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, seed: int | None = N
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="(default: auto)"
     )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, gpu, cuda, cuda:1, mps (default: auto)")
     parser.add_argument("--adapter", metavar="DIR", help="a LoRA adapter of the model (default: none)")
     parser.add_argument("--exact", action="store_true", help="the same bits in any batch (slower)")
     parser.add_argument(
