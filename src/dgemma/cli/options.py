@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,8 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-denoising-steps", type=int, metavar="N", help="most steps per canvas (default: 48)"
     )
     parser.add_argument("--temperature", type=float, metavar="T", help="0: argmax (default: 1)")
+    parser.add_argument("--top-k", type=int, metavar="N", help="sample only of the N likeliest tokens")
+    parser.add_argument("--top-p", type=float, metavar="P", help="sample only of the likeliest, of this sum")
     parser.add_argument(
         "--deadline",
         type=float,
@@ -72,6 +74,8 @@ def generation_options(args: argparse.Namespace) -> dict[str, Any]:
         "max_tokens": args.max_tokens,
         "max_denoising_steps": args.max_denoising_steps,
         "temperature": args.temperature,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
         "deadline_s": args.deadline,
         "decode": args.decode,
         "acceptance": args.acceptance,
@@ -226,15 +230,13 @@ def looks_like_a_model(text: str) -> bool:
         return False
 
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
-
-
 def check_model(model: str, prompt: str | None, command: str) -> None:
     """Refuse a prompt that stands where the model should, before anybody looks for it on the hub."""
-    if prompt is None and not looks_like_a_model(model) and not _HUB_NAME.fullmatch(model):
-        with suppress(OSError, ValueError):  # not a valid file name
-            if Path(model).exists():
-                return
+    if prompt is not None or looks_like_a_model(model):
+        return
+    # A name may be that of a model whose prompt comes from stdin; a sentence is none.
+    is_name = re.fullmatch(r"[\w.~@:/\\-]+", model) is not None
+    if not is_name or (sys.stdin.isatty() and "/" not in model and not Path(model).exists()):
         raise InputError(
             f"{model[:60]!r} was taken for MODEL, which comes first, and there is no such model. The bundled "
             f"one needs no download: dgemma {command} {MODEL} {shlex.quote(model)}"
