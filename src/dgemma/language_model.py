@@ -47,7 +47,7 @@ def load(
     path: str | Path,
     *,
     dtype: str = "auto",
-    device: str = "cpu",
+    device: str = "auto",
     exact: bool = False,
     compile: bool = False,  # noqa: A002
     revision: str | None = None,
@@ -60,7 +60,7 @@ def load(
     `encode` and `denoise` need no tokenizer files; methods that take or return text do.
 
     dtype: "float32", "bfloat16", or "auto" for the one config.json names.
-    device: "cpu", "cuda", "cuda:1", "mps".
+    device: "auto" for a GPU if there is one, "cpu", "gpu", "cuda", "cuda:1", "mps".
     exact: run so that a row's bits never depend on what shares its batch (slower).
     compile: fuse the vocabulary end into one kernel; loading then takes seconds more.
     revision: branch, tag or commit of a hub name.

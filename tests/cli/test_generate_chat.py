@@ -110,12 +110,13 @@ def test_options_reach_the_model(asked: Asked, capsys: pytest.CaptureFixture[str
     argv = (
         "--seed 3 --max-tokens 9 --max-denoising-steps 5 --preset fast --temperature 0.5 --deadline 2.5 "
         "--decode causal --stop a --stop b --dtype float32 --device cpu --exact --compile "
-        "--adapter d"
+        "--adapter d --top-k 7 --top-p 0.9"
     )
     assert run(capsys, "generate", "m", "x", *argv.split())[0] == 0
     assert asked.options == {
         "seed": 3, "max_tokens": 9, "max_denoising_steps": 5, "preset": "fast", "temperature": 0.5,
         "deadline_s": 2.5, "decode": "causal", "stop": ["a", "b"], "drafts": False, "thinking": False,
+        "top_k": 7, "top_p": 0.9,
     }  # fmt: skip
     del asked.load["progress"]
     loaded = {"path": "m", "dtype": "float32", "device": "cpu", "exact": True, "compile": True}
@@ -375,7 +376,7 @@ def test_a_terminal_in_the_c_locale_does_not_crash() -> None:
 
 def test_no_prompt_on_a_terminal_is_an_error() -> None:
     with PseudoTerminal(100, 24) as terminal:
-        assert Program(terminal, PROGRAM, "generate", "0").wait() == 1
+        assert Program(terminal, PROGRAM, "generate", "bundled:text").wait() == 1
         assert terminal.screen.text() == [
             "dgemma generate: no prompt; give it as an argument, or send it to stdin."
         ]

@@ -11,19 +11,24 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def check_device(name: str) -> torch.device:
-    """The device called `name`, or an error if it is not available."""
+    """The device called `name`, or an error if it is not available. "auto": a GPU if there is one."""
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name in ("auto", "gpu"):
+        found = next(kind for kind, is_here in available.items() if is_here)
+        if name == "gpu" and found == "cpu":
+            raise DeviceError("no GPU is available here; `dgemma doctor` shows what this machine has.")
+        return torch.device(found)
     try:
         device = torch.device(name)
     except RuntimeError:
-        known = ("cpu", "cuda", "mps")
+        known = ("auto", "cpu", "gpu", "cuda", "mps")
         raise DeviceError(
             f"device {name!r} is not known{suggestion(name, known)} Known: {', '.join(known)}."
         ) from None
-    available = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
     if not available.get(device.type, False):
         raise DeviceError(
             f"device {name!r} is not available here; `dgemma doctor` shows what this machine has."

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="(default: auto)"
     )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, gpu, cuda, cuda:1, mps (default: auto)")
     parser.add_argument("--adapter", metavar="DIR", help="a LoRA adapter; the reference runs without it")
     parser.add_argument("--exact", action="store_true", help="the same bits in any batch (slower)")
     parser.add_argument("--compile", action="store_true", help="compile the vocabulary scan")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dgemma.cli.options import (
     add_generation_arguments,
     add_response_format_arguments,
+    check_model,
     check_text,
     generation_options,
     keep_undecodable_input,
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check_model(args.model, args.prompt, "generate")
     options = generation_options(args)
     response_format = response_format_options(args, reads_stdin=args.prompt in (None, "-"))
     prompt = _prompt(args)

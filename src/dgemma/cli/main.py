@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Collection, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dgemma import __version__
 from dgemma.errors import DgemmaError, suggestion
@@ -36,7 +36,19 @@ COMMANDS = {
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """argparse, plus a guess at what was meant."""
+    """argparse, with options anywhere between the positionals, and a guess at what was meant."""
+
+    _is_mixing = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """argparse alone loses an optional positional (`nargs="?"`) that stands behind an option."""
+        if self._subparsers is not None or self._is_mixing:
+            return super().parse_known_args(args, namespace)
+        self._is_mixing = True  # it calls this method for the options, then for the positionals
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_mixing = False
 
     def error(self, message: str) -> NoReturn:
         options = [name for action in self._actions for name in action.option_strings]
@@ -73,7 +85,11 @@ def build_parser(commands: Collection[str] = COMMANDS.keys()) -> argparse.Argume
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     typed = next((arg for arg in argv if not arg.startswith("-")), "")
-    args, unknown = build_parser([typed]).parse_known_args(argv)
+    parser = build_parser([typed])
+    if not argv:
+        parser.print_help()
+        return 0
+    args, unknown = parser.parse_known_args(argv)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:

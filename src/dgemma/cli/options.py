@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -34,6 +36,8 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-denoising-steps", type=int, metavar="N", help="most steps per canvas (default: 48)"
     )
     parser.add_argument("--temperature", type=float, metavar="T", help="0: argmax (default: 1)")
+    parser.add_argument("--top-k", type=int, metavar="N", help="sample only of the N likeliest tokens")
+    parser.add_argument("--top-p", type=float, metavar="P", help="sample only of the likeliest, of this sum")
     parser.add_argument(
         "--deadline",
         type=float,
@@ -55,7 +59,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="(default: auto)"
     )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, gpu, cuda, cuda:1, mps (default: auto)")
     parser.add_argument("--adapter", metavar="DIR", help="a LoRA adapter of this model (default: none)")
     parser.add_argument("--exact", action="store_true", help="the same bits in any batch (slower)")
     parser.add_argument(
@@ -70,6 +74,8 @@ def generation_options(args: argparse.Namespace) -> dict[str, Any]:
         "max_tokens": args.max_tokens,
         "max_denoising_steps": args.max_denoising_steps,
         "temperature": args.temperature,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
         "deadline_s": args.deadline,
         "decode": args.decode,
         "acceptance": args.acceptance,
@@ -205,14 +211,10 @@ MODEL = "bundled:text"
 def add_positionals(
     parser: argparse.ArgumentParser, usages: Sequence[str], positionals: Sequence[tuple[str, str]]
 ) -> None:
-    """Positional arguments (metavar, help), of which the first ones may be left out.
-
-    argparse loses an optional positional (`nargs="?"`) when options stand between it and the others. So each
-    is added as required, and `required` is then switched off.
-    """
+    """Positional arguments (metavar, help), of which the first ones may be left out."""
     parser.usage = "\n       ".join(f"%(prog)s {usage} [options]" for usage in usages)
     for number, (metavar, text) in enumerate(positionals):
-        parser.add_argument(f"positional{number}", metavar=metavar, help=text).required = False
+        parser.add_argument(f"positional{number}", metavar=metavar, nargs="?", help=text)
 
 
 def given_positionals(args: argparse.Namespace) -> list[str]:
@@ -228,6 +230,19 @@ def looks_like_a_model(text: str) -> bool:
         return False
 
 
+def check_model(model: str, prompt: str | None, command: str) -> None:
+    """Refuse a prompt that stands where the model should, before anybody looks for it on the hub."""
+    if prompt is not None or looks_like_a_model(model):
+        return
+    # A name may be that of a model whose prompt comes from stdin; a sentence is none.
+    is_name = re.fullmatch(r"[\w.~@:/\\-]+", model) is not None
+    if not is_name or (sys.stdin.isatty() and "/" not in model and not Path(model).exists()):
+        raise InputError(
+            f"{model[:60]!r} was taken for MODEL, which comes first, and there is no such model. The bundled "
+            f"one needs no download: dgemma {command} {MODEL} {shlex.quote(model)}"
+        )
+
+
 def add_model_arguments(parser: argparse.ArgumentParser, *, seed: int | None = None) -> None:
     usual = "drawn" if seed is None else str(seed)
     parser.add_argument(
@@ -236,7 +251,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, seed: int | None = N
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="(default: auto)"
     )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, gpu, cuda, cuda:1, mps (default: auto)")
     parser.add_argument("--adapter", metavar="DIR", help="a LoRA adapter of the model (default: none)")
     parser.add_argument("--exact", action="store_true", help="the same bits in any batch (slower)")
     parser.add_argument(

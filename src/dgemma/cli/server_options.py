@@ -30,7 +30,7 @@ class LoadOptions:
     """How the model is loaded."""
 
     dtype: str = "auto"
-    device: str = "cpu"
+    device: str = "auto"
     exact: bool = False
     compile: bool = False
     reuse_prefixes: bool = True
@@ -205,7 +205,7 @@ BATCH_FLAGS = tuple(flag for flag in SERVER_FLAGS if flag.in_batch)
 LOAD_FLAGS = (
     Flag("--dtype", "dtype", str, "D", "auto: the one config.json names",
          choices=("auto", "float32", "bfloat16")),
-    Flag("--device", "device", str, "D", "cpu, cuda, cuda:1, mps"),
+    Flag("--device", "device", str, "D", "auto, cpu, gpu, cuda, cuda:1, mps"),
     Flag("--exact", "exact", bool, "", "the same bits in any batch (slower)"),
     Flag("--compile", "compile", bool, "", "compile the vocabulary scan (loading takes seconds more)"),
     Flag("--prefix-reuse", "reuse_prefixes", bool, "", "prefix cache: reuse the KV cache of earlier prompts"),
