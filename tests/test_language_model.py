@@ -91,7 +91,7 @@ def test_devices_and_dtypes_that_are_not_here_are_refused(tmp_path: Path) -> Non
         dgemma.load(tmp_path / "m", device="mps" if torch.cuda.is_available() else "cuda")
     with pytest.raises(dgemma.DeviceError, match=r"not known; did you mean 'cuda'\? Known"):
         dgemma.load(tmp_path / "m", device="cudda")
-    with pytest.raises(dgemma.DeviceError, match=r"'warp' is not known\. Known: cpu, cuda, mps\."):
+    with pytest.raises(dgemma.DeviceError, match=r"'warp' is not known\. Known: auto, cpu, gpu, cuda, mps\."):
         dgemma.load(tmp_path / "m", device="warp")
     with pytest.raises(dgemma.InputError, match="did you mean 'float32'"):
         dgemma.load(tmp_path / "m", dtype="floot32")

@@ -201,7 +201,7 @@ def test_selfcheck_on_a_device_that_is_not_here_says_so(capsys: pytest.CaptureFi
         (["info", "x", "--jsno"], "did you mean '--json'?"),
         (["new", "--preset", "tinny", "x"], "did you mean 'tiny'?"),
         (["new", "x", "--seed", "abc"], "invalid int value: 'abc'"),
-        ([], "the following arguments are required: COMMAND"),
+        (["--"], "the following arguments are required: COMMAND"),
         (["info"], "the following arguments are required: PATH"),
     ],
 )

@@ -228,7 +228,7 @@ def test_options_and_instruction_reach_the_model(model: CanvasModel, path: Path,
     assert run(capsys, "edit", *argv.split())[0] == 0
     given = {"text": "text", "instruction": "Shorten", "before": "", "after": "", "windows": 5, "seed": 3}
     assert model.calls[1] == given
-    loaded = {"dtype": "float32", "device": "cpu", "exact": True, "compile": False, "adapter": "d"}
+    loaded = {"dtype": "float32", "device": "auto", "exact": True, "compile": False, "adapter": "d"}
     assert model.loads[1] == {"model": "m", **loaded}
 
 

@@ -202,7 +202,7 @@ def test_options_reach_the_model_and_those_not_given_do_not(
     path = file("<FILL>")
     assert run(capsys, "fill", path)[0] == 0
     assert model.calls[0] == {"prefix": "", "suffix": ""}
-    usual = {"dtype": "auto", "device": "cpu", "exact": False, "compile": False, "adapter": None}
+    usual = {"dtype": "auto", "device": "auto", "exact": False, "compile": False, "adapter": None}
     assert model.loads[0] == {"model": "bundled:text", **usual}
     argv = (
         "--max-tokens 9 --lengths 2-4,8,3 --keep 2 --no-heal --method prompt --preset fast --temperature 0 "

@@ -121,7 +121,7 @@ def test_without_flags_the_defaults_are_those_of_the_documentation(
     assert said(capsys, "tiny", "--port", "0") == (0, "")
     assert served == [Settings(port=0, served_model_name="tiny")]
     assert model.loads == [
-        {"model": "tiny", "dtype": "auto", "device": "cpu", "exact": False, "compile": False}
+        {"model": "tiny", "dtype": "auto", "device": "auto", "exact": False, "compile": False}
     ]
     assert model.opened[0]["reuse_prefixes"] is True
 
