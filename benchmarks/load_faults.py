@@ -12,7 +12,8 @@ import statistics
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from benchmarks.load_client import CHAT, COMPLETIONS, HOST, Reply, ask
@@ -35,29 +36,38 @@ async def answers_alone(
     return {one.number: choices_of(reply) for one, reply in zip(pool, replies, strict=True)}, replies
 
 
+@asynccontextmanager
+async def _company(server: Served, pool: Sequence[Ask], tally: Tally, size: int) -> AsyncIterator[None]:
+    """So many clients that ask for ordinary answers, one after another, while the block runs."""
+    is_over = False
+
+    async def ordinary(worker: int) -> None:
+        for number in itertools.count():
+            one, id_ = pool[(size * number + worker) % len(pool)], f"{worker}-{number}"
+            if is_over:
+                return
+            reply = await ask(server.port, one.path, one.body, request_id=id_)
+            if (reply.error() or {}).get("code") == "engine_restarted":
+                tally.counts["told of the restart"] += 1
+            elif tally.judge(one, reply, id_) == "refused":
+                await asyncio.sleep(0.2)
+
+    workers = [asyncio.create_task(ordinary(worker)) for worker in range(size)]
+    try:
+        yield
+    finally:
+        is_over = True
+        await asyncio.gather(*workers)
+
+
 async def poison(
     server: Served, pool: Sequence[Ask], alone: Alone, *, company: int, rounds: int
 ) -> dict[str, Any]:
     """Poisoned requests among ordinary ones, which must not notice."""
     tally, told, ways = Tally(alone), Counter[str](), _poisonings(rounds)
-    is_over = False
-
-    async def ordinary(worker: int) -> None:
-        for number in itertools.count():
-            one, id_ = pool[(company * number + worker) % len(pool)], f"{worker}-{number}"
-            if is_over:
-                return
-            reply = await ask(server.port, one.path, one.body, request_id=id_)
-            if tally.judge(one, reply, id_) == "refused":
-                await asyncio.sleep(0.2)
-
-    workers = [asyncio.create_task(ordinary(worker)) for worker in range(company)]
-    try:
+    async with _company(server, pool, tally, company):
         for seed, stream, what in ways:
             told[await _poisoned_reply(server, seed, stream, what)] += 1
-    finally:
-        is_over = True
-        await asyncio.gather(*workers)
     after = [await ask(server.port, one.path, one.body_alone, request_id="after") for one in pool[:3]]
     for one, reply in zip(pool[:3], after, strict=True):
         tally.judge(one, reply, "after")
@@ -95,18 +105,7 @@ async def _poisoned_reply(server: Served, seed: int, stream: bool, what: str) ->
 
 async def watchdog(server: Served, pool: Sequence[Ask], alone: Alone, *, company: int) -> dict[str, Any]:
     """A step that runs out of memory, and one that hangs, among ordinary requests."""
-    tally, is_over = Tally(alone), False
-
-    async def ordinary(worker: int) -> None:
-        for number in itertools.count():
-            one, id_ = pool[(company * number + worker) % len(pool)], f"{worker}-{number}"
-            if is_over:
-                return
-            reply = await ask(server.port, one.path, one.body, request_id=id_)
-            if (reply.error() or {}).get("code") == "engine_restarted":
-                tally.counts["told of the restart"] += 1
-            elif tally.judge(one, reply, id_) == "refused":
-                await asyncio.sleep(0.2)
+    tally = Tally(alone)
 
     async def struck(seed: int) -> Reply:
         body = {"model": MODEL, "prompt": "A page is", "seed": seed, "max_tokens": 32}
@@ -114,13 +113,11 @@ async def watchdog(server: Served, pool: Sequence[Ask], alone: Alone, *, company
             await asyncio.sleep(0.1)
         return reply
 
-    tasks = [asyncio.create_task(ordinary(worker)) for worker in range(company)]
-    await asyncio.sleep(2)
-    no_memory = await struck(NO_MEMORY)
-    hung = await struck(HANG)
-    await asyncio.sleep(5)
-    is_over = True
-    await asyncio.gather(*tasks)
+    async with _company(server, pool, tally, company):
+        await asyncio.sleep(2)
+        no_memory = await struck(NO_MEMORY)
+        hung = await struck(HANG)
+        await asyncio.sleep(5)
     metrics = await server.metrics()
     return {
         "out_of_memory": {

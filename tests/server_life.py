@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ COMPLETIONS = "/v1/completions"
 MAX_CLIENTS = 12
 
 
+@cache
 def key_file() -> Path:
-    """A key for each client: the engine then knows whose request it has."""
-    path = Path(tempfile.gettempdir()) / "dgemma-simulated-keys"
+    """A key for each client: the engine then knows whose request it has. One file per test process."""
+    path = Path(tempfile.mkdtemp(prefix="dgemma-keys-")) / "keys"
     path.write_text("".join(f"client-{n} key-{n}\n" for n in range(MAX_CLIENTS)))
     return path
 
@@ -202,11 +204,15 @@ def live(
         life.exchanges = world.exchanges
         await world.run()
 
-    logging.getLogger("dgemma").setLevel(logging.CRITICAL)
+    logger = logging.getLogger("dgemma")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # a log line per request and per injected fault
     try:
         run_virtually(lived)
     except Exception as error:
         life.problems.append(f"{type(error).__name__}: {error}")
+    finally:
+        logger.setLevel(level)
     return life
 
 
