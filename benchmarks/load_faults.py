@@ -199,8 +199,10 @@ async def drain_one(
 def _refusal(reply: Reply) -> str:
     """How somebody was turned away who came after the signal."""
     if reply.status is None:
-        # Nobody listens any more; or the end came between the connection and its reply.
-        is_refused = (reply.failure or "").startswith("ConnectionRefusedError")
+        # Nobody listens any more; or the end came while the connection waited to be accepted: the system
+        # resets such ones. Nobody who came after the signal had been accepted.
+        kinds = ("ConnectionRefusedError", "ConnectionResetError")
+        is_refused = (reply.failure or "").startswith(kinds)
         return "no connection" if is_refused else f"dropped: {reply.failure}"
     is_fine = reply.error() is not None and reply.retry_after_s is not None
     return str(reply.status) if is_fine else f"{reply.status} {reply.body[:200]!r}"

@@ -18,13 +18,14 @@ PACKAGES: dict[str, set[str]] = {
     "params": {"errors"},
     "events": set(),
     "durable_files": {"errors"},
+    "worker_process": {"errors"},
     "machine": set(),
     "sudoku": {"errors"},
     "model": {"errors"},
     "sampling": {"errors", "params"},
-    "text": {"errors", "events"},
+    "text": {"errors", "events", "worker_process"},
     "structured_output": {"errors", "text"},
-    "checkpoint": {"errors", "durable_files", "model"},
+    "checkpoint": {"errors", "durable_files", "machine", "model"},
     "engine": {
         "errors", "params", "events", "machine", "model", "sampling", "text", "structured_output",
     },
@@ -41,7 +42,8 @@ PACKAGES: dict[str, set[str]] = {
     "bench": {"events", "language_model"},
     "selfcheck": {"checkpoint", "language_model", "machine", "model"},
     "server": {
-        "errors", "params", "events", "durable_files", "text", "structured_output", "engine", "tasks",
+        "errors", "params", "events", "durable_files", "worker_process", "text", "structured_output",
+        "engine", "tasks",
         "__init__",
     },
     "cli": {
@@ -53,7 +55,8 @@ PACKAGES: dict[str, set[str]] = {
 }  # fmt: skip
 TORCH_FREE_PACKAGES = ("text", "sudoku", "server", "tasks", "structured_output")
 TORCH_FREE = [
-    "errors.py", "params.py", "events.py", "durable_files.py", "machine.py", "model/config.py",
+    "errors.py", "params.py", "events.py", "durable_files.py", "worker_process.py", "machine.py",
+    "model/config.py",
     "checkpoint/hub.py",
     "checkpoint/names.py", "checkpoint/presets.py", "checkpoint/parameter_count.py", "checkpoint/source.py",
     "checkpoint/safetensors_file.py", "checkpoint/adapter_source.py", "checkpoint/adapter_config.py",

@@ -10,9 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
+import torch
+
 from dgemma.checkpoint.adapter import load_adapter, save_adapter
 from dgemma.checkpoint.adapter_source import open_adapter
-from dgemma.checkpoint.device import check_device, check_dtype
+from dgemma.checkpoint.device import check_device, check_dtype, stored_dtype
 from dgemma.checkpoint.fingerprint import fingerprint
 from dgemma.checkpoint.hub import resolve
 from dgemma.checkpoint.load import Progress, load_transformer
@@ -59,7 +61,8 @@ def load(
 
     `encode` and `denoise` need no tokenizer files; methods that take or return text do.
 
-    dtype: "float32", "bfloat16", or "auto" for the one config.json names.
+    dtype: "float32", "bfloat16", or "auto" for the one config.json names; instead of bfloat16 float32, if the
+      processor has no instructions for bfloat16 and there is memory enough.
     device: "auto" for a GPU if there is one, "cpu", "gpu", "cuda", "cuda:1", "mps".
     exact: run so that a row's bits never depend on what shares its batch (slower).
     compile: fuse the vocabulary end into one kernel; loading then takes seconds more.
@@ -71,7 +74,7 @@ def load(
     """
     target = check_device(device)
     source = open_checkpoint(resolve(path, revision=revision))
-    number_type = check_dtype(dtype, source)
+    number_type = check_dtype(dtype, source, target)
     if adapter is not None:
         open_adapter(adapter, source.config)  # refuse a wrong one before a large base is read for nothing
     execution = replace(default_execution(target, number_type, exact=exact), fused_vocabulary=compile)
@@ -84,6 +87,8 @@ def load(
         progress=progress,
     )
     lm = LanguageModel(transformer, source)
+    if dtype == "auto":
+        lm._saved_dtype = stored_dtype(source)
     if adapter is not None:
         lm = lm.with_adapter(adapter)
     if compile:
@@ -114,6 +119,7 @@ class LanguageModel(BlockDiffusionModel):
     def __init__(self, transformer: Transformer, source: CheckpointSource | None = None) -> None:
         super().__init__(transformer)
         self._source = source
+        self._saved_dtype: torch.dtype | None = None  # None: as in memory
         self._engine: LocalEngine | None = None
         self._compilers: dict[tuple[int, ...], GrammarCompiler] = {}  # by end tokens
 
@@ -534,10 +540,13 @@ class LanguageModel(BlockDiffusionModel):
         return self._source is not None and (self._source.path / "tokenizer.json").is_file()
 
     def save(self, path: str | Path, *, max_shard_bytes: int = 5_000_000_000) -> None:
-        """Write the released layout; tensors kept aside (vision) and tokenizer files come along."""
+        """Write the released layout; tensors kept aside (vision) and tokenizer files come along.
+
+        A model that was loaded with dtype "auto" is written in the dtype it was stored in.
+        """
         if has_adapter(self.transformer):
             raise InputError(
                 "this model has an adapter beside its weights; save merged(), or the adapter alone with "
                 "save_adapter()."
             )
-        save(self.transformer, path, self._source, max_shard_bytes=max_shard_bytes)
+        save(self.transformer, path, self._source, dtype=self._saved_dtype, max_shard_bytes=max_shard_bytes)

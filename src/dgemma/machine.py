@@ -74,6 +74,14 @@ def inspect_machine() -> MachineFacts:
     )
 
 
+def has_fast_bf16() -> bool:
+    """Whether the processor multiplies bfloat16 matrices itself; else float32 is faster. Imports torch."""
+    import torch
+
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
 def torch_facts() -> TorchFacts:
     import torch
 

@@ -12,9 +12,11 @@ from transformers import DiffusionGemmaForBlockDiffusion
 import dgemma
 from adapters import SETTINGS, every_logit, train
 from comparison import compare_sequence
+from dgemma.checkpoint.device import stored_dtype
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.checkpoint.safetensors_file import read_entries
+from dgemma.checkpoint.source import open_checkpoint
 from dgemma.cli import merge
 from dgemma.cli.main import main
 from oracle import CASES, calm_oracle
@@ -73,11 +75,11 @@ def test_what_is_not_adapted_and_the_small_files_come_along(
 @torch.no_grad()
 def test_a_bf16_checkpoint_stays_bf16_and_takes_the_factors_as_stored(tmp_path: Path) -> None:
     write_random(tmp_path / "base", PRESETS["tiny"].config, seed=1)
-    lm = train(dgemma.load(tmp_path / "base").with_adapter(SETTINGS), seed=1)
+    lm = train(dgemma.load(tmp_path / "base", dtype="bfloat16").with_adapter(SETTINGS), seed=1)
     lm.save_adapter(tmp_path / "adapter")
     run(tmp_path / "base", tmp_path / "adapter", tmp_path / "out")
-    found, expected = dgemma.load(tmp_path / "out"), lm.merged()
-    assert found.dtype == torch.bfloat16
+    found, expected = dgemma.load(tmp_path / "out", dtype="bfloat16"), lm.merged()
+    assert stored_dtype(open_checkpoint(tmp_path / "out")) == torch.bfloat16
     for name, tensor in expected.transformer.state_dict().items():
         assert torch.equal(found.transformer.state_dict()[name], tensor), name
 

@@ -1,196 +1,169 @@
-"""Compilations take turns: those that have used least go first, and few hold much memory."""
+"""Response formats are compiled in another process: its replies, refusals and its end reach who asked."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import threading
+import os
+import pickle
+import signal
+import sys
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from dgemma.errors import DgemmaError, InputError
-from dgemma.server import compile_pool
-from dgemma.server.compile_pool import LONG_S, MAX_COMPILING, MAX_LONG, CompilePool, FairTurns
+from dgemma.errors import InputError
+from dgemma.server import compile_pool, fair_turns
+from dgemma.server.compile_pool import CompilePool
 from dgemma.server.http.errors import ApiError
 from dgemma.server.response_format import RequestedFormat
+from dgemma.structured_output.compiler import GrammarCompiler
 from dgemma.structured_output.response_format import RegexFormat
+from server.compile_in_process import CompileInProcess
+from server.fake_engine import FakeText
+from server.test_fair_turns import spin
+from text.test_template_process import has_ended
+
+# Takes all of its time: the automaton of each part is small, their product is not.
+ENDLESS = "|".join(f".*{number}.*" for number in range(200))
 
 
-def spin(seconds: float) -> None:
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
+def wanted(pattern: str) -> RequestedFormat:
+    return RequestedFormat(response_format=RegexFormat(pattern), field="regex")
 
 
-class Workers:
-    """Threads that compute for some processor seconds, with a check after each 5 ms."""
-
-    def __init__(self, turns: FairTurns) -> None:
-        self.turns = turns
-        self.threads: list[threading.Thread] = []
-        self.num_running = 0
-        self.most_running = 0
-        self.finished: list[str] = []
-        self._lock = threading.Lock()
-
-    def start(
-        self, name: str, seconds: float, tenant: str = "", on_spun: Callable[[], None] | None = None
-    ) -> Any:
-        job = self.turns.add(tenant)
-
-        def work() -> None:
-            with suppress(DgemmaError):
-                self.turns.begin(job)
-                while job.used_s < seconds:
-                    with self._lock:
-                        self.num_running += 1
-                        self.most_running = max(self.most_running, self.num_running)
-                    spin(0.005)
-                    with self._lock:
-                        self.num_running -= 1
-                    if on_spun is not None:
-                        on_spun()
-                    self.turns.give_way(job)
-                self.finished.append(name)
-            self.turns.end(job)
-
-        thread = threading.Thread(target=work)
-        self.threads.append(thread)
-        thread.start()
-        return job
-
-    def join(self) -> None:
-        for thread in self.threads:
-            thread.join(120)
+def real_compiler() -> GrammarCompiler:
+    return FakeText().compiler(None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("max_running", [1, 2])
-def test_no_more_than_the_limit_run_at_once_also_when_all_have_used_the_same(max_running: int) -> None:
-    workers = Workers(FairTurns(max_running))
-    for number in range(6):
-        workers.start(str(number), 0.06)
-    workers.join()
-    assert sorted(workers.finished) == [*"012345"]
-    assert workers.most_running <= max_running
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.01)
 
 
-def test_a_compilation_that_has_used_much_gives_way_to_a_new_one() -> None:
-    workers, has_run = Workers(FairTurns(1)), threading.Event()
-    old = workers.start("old", 0.6, on_spun=has_run.set)
-    has_run.wait(60)
-    while old.used_s < 0.2:
+def pid_of(pool: CompilePool) -> int:
+    assert pool._process is not None
+    return pool._process._process.pid
+
+
+def test_a_constraint_of_the_process_is_that_of_this_one_and_cached() -> None:
+    compiler = real_compiler()
+
+    async def both() -> tuple[Any, Any, bool]:
+        pool = CompilePool(compiler)
+        first = await pool.compile(wanted("(ab|c)+"), timeout_s=60)
+        second = await pool.compile(wanted("(ab|c)+"), timeout_s=0)  # from the cache
+        return first, second, compiler.cached(RegexFormat("(ab|c)+")) is not None
+
+    first, second, is_cached = asyncio.run(both())
+    assert is_cached
+    assert second.token_dfa is first.token_dfa
+    here = real_compiler().compile(RegexFormat("(ab|c)+"))
+    for name in ("class_of_token", "transitions", "accepts", "distance"):
+        assert (getattr(first.token_dfa, name) == getattr(here.token_dfa, name)).all(), name
+    assert (first.end_tokens, first.complete_after) == (here.end_tokens, here.complete_after)
+
+
+def test_a_copy_of_a_compiler_has_neither_tokenizer_nor_cache() -> None:
+    compiler = real_compiler()
+    compiler.compile(RegexFormat("a"))
+    copied = pickle.loads(pickle.dumps(compiler))
+    assert compiler.cached(RegexFormat("a")) is not None
+    assert copied.cached(RegexFormat("a")) is None
+    assert not hasattr(copied, "_tokenizer")
+
+
+def test_a_refusal_names_the_clients_field_and_is_remembered() -> None:
+    async def refused() -> tuple[list[str], set[int]]:
+        pool, told, pids = CompilePool(real_compiler()), [], set()
+        for _ in range(2):
+            with pytest.raises(ApiError) as caught:
+                await pool.compile(wanted("a{99999999}"), timeout_s=60)
+            told.append(str(caught.value))
+            pids.add(next(pool._ids))
+        return told, pids
+
+    told, ids = asyncio.run(refused())
+    assert told[0].startswith("regex: ")
+    assert told[0] == told[1]
+    assert ids == {1, 2}, "the second was not asked of the process"
+
+
+def test_processor_time_is_counted_also_of_one_whose_client_left() -> None:
+    async def left() -> list[float]:
+        pool, used = CompilePool(real_compiler()), list[float]()
+        await pool.compile(wanted("a"), timeout_s=60)
+        task = asyncio.create_task(pool.compile(wanted(ENDLESS), timeout_s=60, on_used=used.append))
+        await asyncio.sleep(0.5)
+        task.cancel()
+        await eventually(lambda: bool(used))
+        return used
+
+    (used_s,) = asyncio.run(left())
+    assert 0 < used_s < 4, "and it did not go on"
+
+
+def test_its_time_limit_is_wall_clock() -> None:
+    async def slow() -> None:
+        pool = CompilePool(real_compiler())
+        await pool.compile(wanted("a"), timeout_s=60)
+        await pool.compile(wanted(ENDLESS), timeout_s=0.2)
+
+    with pytest.raises(ApiError, match=r"regex was not compiled within 0\.2 seconds") as caught:
+        asyncio.run(slow())
+    assert caught.value.status == 504
+
+
+def test_a_process_that_is_killed_is_told_and_started_again() -> None:
+    async def killed() -> tuple[Any, int, int]:
+        pool = CompilePool(real_compiler())
+        await pool.compile(wanted("a"), timeout_s=60)
+        first = pid_of(pool)
+        task = asyncio.create_task(pool.compile(wanted(ENDLESS), timeout_s=60))
+        await asyncio.sleep(0.2)
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(ApiError) as caught:
+            await task
+        await pool.compile(wanted("b"), timeout_s=60)
+        return caught.value.status, first, pid_of(pool)
+
+    status, first, second = asyncio.run(killed())
+    assert status == 429
+    assert first != second
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_process_ends_with_its_pool_and_imports_no_torch() -> None:
+    async def compiled() -> CompilePool:
+        pool = CompilePool(real_compiler())
+        await pool.compile(wanted("a"), timeout_s=60)
+        return pool
+
+    pool = asyncio.run(compiled())
+    pid = pid_of(pool)
+    with open(f"/proc/{pid}/maps") as maps:
+        assert "torch" not in maps.read()
+    del pool
+    gc.collect()
+    ends = time.monotonic() + 60
+    while not has_ended(pid):
+        assert time.monotonic() < ends
         time.sleep(0.01)
-    workers.start("new", 0.1)
-    workers.join()
-    assert workers.finished == ["new", "old"]
 
 
-def test_a_tenant_that_has_used_much_gives_way_to_another() -> None:
-    now = 0.0
-    turns = FairTurns(max_running=1, clock=lambda: now)
-    heavy, light = turns.add("heavy"), turns.add("light")
-    turns._count(heavy, 0.4)
-    turns._count(light, 0.1)
-    again = turns.add("heavy")  # a new job of the tenant, which itself has used nothing
-    again.is_running = True
-    assert turns._is_overtaken(again)
-    with turns._lock:
-        turns._start_next()
-        assert not light.is_running, "there is place for one"
-        again.is_running = False
-        turns._start_next()
-    assert light.is_running
-    assert not turns._is_overtaken(light)
-    now = 300.0  # after ten half-lives nothing is held against it
-    assert not turns._is_overtaken(again)
+def test_a_mistake_of_ours_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_pool, "CompileProcess", CompileInProcess)
 
+    class Broken(EndlessCompiler):
+        def compile(self, *args: Any, **options: Any) -> Any:
+            raise ZeroDivisionError
 
-def test_of_long_compilations_only_a_few_go_on() -> None:
-    turns = FairTurns(max_running=8)
-    workers = Workers(turns)
-    longest = LONG_S + 0.15
-    jobs = [workers.start(str(number), longest) for number in range(MAX_LONG + 2)]
-    seen = 0
-    while any(thread.is_alive() for thread in workers.threads):
-        seen = max(seen, sum(job.used_s > LONG_S + 0.1 and job in turns._jobs for job in jobs))
-        time.sleep(0.005)
-    assert sorted(workers.finished) == [str(number) for number in range(MAX_LONG + 2)]
-    assert 0 < seen <= MAX_LONG
-
-
-def test_a_long_compilation_rests_while_answers_are_written_and_a_short_one_does_not() -> None:
-    asked: list[float] = []
-
-    def is_busy() -> bool:
-        asked.append(0.0)
-        return True
-
-    workers = Workers(FairTurns(is_busy=is_busy))
-    workers.start("short", 0.1)
-    workers.join()
-    assert not asked
-    began = time.monotonic()
-    workers.start("long", 0.5)
-    workers.join()
-    assert asked
-    assert time.monotonic() - began > 0.2 + 3 * 0.25, "of the 0.3 s that are too long, with three rests each"
-
-
-def test_another_runs_while_a_long_one_rests() -> None:
-    turns = FairTurns(1)
-    rests, waits = turns.add(""), turns.add("")
-    rests.is_resting = True
-    with turns._lock:
-        turns._start_next()
-    assert (rests.is_running, waits.is_running) == (False, True)
-
-
-def test_an_abandoned_compilation_ends_at_its_next_check() -> None:
-    turns = FairTurns()
-    job = turns.add("")
-    turns.begin(job)
-    turns.abandon(job)
-    with pytest.raises(DgemmaError, match=r"^$"):
-        turns.give_way(job)
-
-
-def test_an_abandoned_compilation_that_waits_ends_at_once() -> None:
-    turns = FairTurns(1)
-    workers = Workers(turns)
-    turns.begin(turns.add(""))  # runs, and never gives way
-    waits = workers.start("waits", 0.1)
-    turns.abandon(waits)
-    workers.join()
-    assert not workers.threads[0].is_alive()
-    assert workers.finished == []
-
-
-def test_where_all_places_are_taken_the_longest_makes_room() -> None:
-    turns = FairTurns()
-    jobs = [turns.add("") for _ in range(MAX_COMPILING)]
-    assert not turns.make_room(""), "all are new"
-    turns._count(jobs[3], LONG_S + 1)
-    turns._count(jobs[5], LONG_S + 2)
-    assert turns.make_room("")
-    assert [number for number, job in enumerate(jobs) if job.is_abandoned] == [5]
-
-
-def test_a_tenant_has_half_of_the_places_and_displaces_only_its_own() -> None:
-    turns = FairTurns()
-    other = turns.add("other")
-    turns._count(other, LONG_S + 5)
-    own = [turns.add("own") for _ in range(MAX_COMPILING // 2)]
-    assert not turns.make_room("own")
-    assert turns.make_room("third")
-    turns._count(own[0], LONG_S + 1)
-    assert turns.make_room("own")
-    assert own[0].is_abandoned
-    assert not other.is_abandoned
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        asyncio.run(CompilePool(Broken()).compile(wanted("a"), timeout_s=60))  # type: ignore[arg-type]
 
 
 class EndlessCompiler:
@@ -202,36 +175,48 @@ class EndlessCompiler:
     def cached(self, response_format: Any, *, allow_thought: bool) -> None:
         return None
 
+    def store(self, response_format: Any, token_dfa: Any, *, allow_thought: bool) -> Any:
+        return token_dfa
+
     def compile(self, response_format: Any, *, allow_thought: bool, on_check: Callable[[], None]) -> Any:
         self.num_begun += 1
         while response_format.pattern != "fast":
             spin(0.005)
             on_check()
-        return "compiled"
+        return real_compiler().compile(RegexFormat("a"))
 
 
 def test_a_displaced_compilation_is_told_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_pool, "MAX_COMPILING", 1)
-    monkeypatch.setattr(compile_pool, "LONG_S", 0.02)
+    monkeypatch.setattr(compile_pool, "CompileProcess", CompileInProcess)
+    monkeypatch.setattr(fair_turns, "MAX_COMPILING", 1)
+    monkeypatch.setattr(fair_turns, "LONG_S", 0.02)
 
     async def both() -> tuple[Any, Any]:
         pool = CompilePool(EndlessCompiler())  # type: ignore[arg-type]
 
-        def compiled(pattern: str) -> Any:
-            wanted = RequestedFormat(response_format=RegexFormat(pattern), field="regex")
-            return pool.compile(wanted, timeout_s=60)
+        def is_long() -> bool:
+            process: Any = pool._process
+            return process is not None and any(job.used_s > 0.05 for job in process.worker._turns._jobs)
 
-        slow = asyncio.create_task(compiled("slow"))
-        while not any(job.used_s > 0.05 for job in pool._turns._jobs):
-            await asyncio.sleep(0.01)
-        fast = await compiled("fast")
+        slow = asyncio.create_task(pool.compile(wanted("slow"), timeout_s=60))
+        await eventually(is_long)
+        fast = await pool.compile(wanted("fast"), timeout_s=60)
         return await asyncio.gather(slow, return_exceptions=True), fast
 
     (slow,), fast = asyncio.run(both())
-    assert fast == "compiled"
+    assert fast.num_states
     assert isinstance(slow, ApiError)
     assert slow.status == 429
     assert "takes long to compile" in str(slow)
+
+
+def test_where_all_places_are_taken_a_client_is_told_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_pool, "CompileProcess", CompileInProcess)
+    monkeypatch.setattr(fair_turns, "MAX_COMPILING", 0)
+    monkeypatch.setattr(fair_turns.FairTurns, "_displace", lambda *_: False)
+    with pytest.raises(ApiError, match="too many response formats") as caught:
+        asyncio.run(CompilePool(EndlessCompiler()).compile(wanted("fast"), timeout_s=60))  # type: ignore[arg-type]
+    assert caught.value.status == 429
 
 
 class RefusingCompiler(EndlessCompiler):
@@ -248,17 +233,17 @@ class RefusingCompiler(EndlessCompiler):
         raise InputError("too many states", field="regex", code="invalid_value")
 
 
-def test_a_refusal_is_remembered_without_what_was_built_for_it() -> None:
+def test_a_refusal_is_remembered_without_what_was_built_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception that is kept keeps the variables of every frame it came through."""
+    monkeypatch.setattr(compile_pool, "CompileProcess", CompileInProcess)
     compiler = RefusingCompiler()
 
     async def refused() -> list[str]:
         pool = CompilePool(compiler)  # type: ignore[arg-type]
         told = []
         for _ in range(3):
-            wanted = RequestedFormat(response_format=RegexFormat("a"), field="regex")
             with pytest.raises(ApiError) as caught:
-                await pool.compile(wanted, timeout_s=60)
+                await pool.compile(wanted("a"), timeout_s=60)
             told.append(str(caught.value))
             del caught
         assert pool._refusals

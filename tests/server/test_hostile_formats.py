@@ -11,8 +11,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from dgemma.server.compile_pool import MAX_RUNNING
+from dgemma.server import compile_pool
+from dgemma.server.fair_turns import MAX_RUNNING
 from dgemma.structured_output import compiler
+from server.compile_in_process import CompileInProcess
 from server.fake_engine import FakeEngine
 from server.served import CHAT, COMPLETIONS, HELLO, ONCE, app_of, error_of, eventually, on_a_port
 
@@ -89,6 +91,7 @@ def test_a_schema_beyond_the_body_limit_is_refused_as_it_is_read(address: str) -
 
 def test_others_are_answered_while_hostile_forms_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as are compiled at once, and one more that leaves."""
+    monkeypatch.setattr(compile_pool, "CompileProcess", CompileInProcess)
     monkeypatch.setattr(compiler, "DEFAULT_SECONDS", 2.0)
     made: list[str] = []  # the last letters of all patterns that were looked at
     parse = compiler.parse

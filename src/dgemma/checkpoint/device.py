@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from dgemma.checkpoint.source import CheckpointSource
 from dgemma.errors import DeviceError, InputError, suggestion
+from dgemma.machine import has_fast_bf16, memory_facts
+
+# Of the available memory; the rest is for the KV cache, activations and other programs.
+_MAX_WEIGHTS_SHARE = 0.7
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -36,11 +42,11 @@ def check_device(name: str) -> torch.device:
     return device
 
 
-def check_dtype(name: str, source: CheckpointSource) -> torch.dtype:
+def check_dtype(name: str, source: CheckpointSource, device: torch.device) -> torch.dtype:
     if name == "auto":
-        # Old files have torch_dtype. Files without a dtype, or with fp16, run in bf16.
-        stored = source.raw_config.get("dtype", source.raw_config.get("torch_dtype"))
-        return DTYPES.get(str(stored), torch.bfloat16)
+        dtype = stored_dtype(source)
+        is_slow = dtype is torch.bfloat16 and device.type == "cpu" and not has_fast_bf16()
+        return torch.float32 if is_slow and _fits_in_float32(source) else dtype
     if name not in DTYPES:
         raise InputError(
             f"dtype {name!r} is not supported{suggestion(name, DTYPES)} "
@@ -48,3 +54,16 @@ def check_dtype(name: str, source: CheckpointSource) -> torch.dtype:
             field="dtype",
         )
     return DTYPES[name]
+
+
+def stored_dtype(source: CheckpointSource) -> torch.dtype:
+    """The dtype that config.json names."""
+    # Old files have torch_dtype. Files without a dtype, or with fp16, run in bf16.
+    stored = source.raw_config.get("dtype", source.raw_config.get("torch_dtype"))
+    return DTYPES.get(str(stored), torch.bfloat16)
+
+
+def _fits_in_float32(source: CheckpointSource) -> bool:
+    plain = sum(4 * math.prod(entry.shape) for entry in source.entries.values())
+    quantized = sum(entry.nbytes for entry in source.quantized.values())
+    return plain + quantized <= _MAX_WEIGHTS_SHARE * memory_facts().available_bytes

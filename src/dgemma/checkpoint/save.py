@@ -30,16 +30,21 @@ def save(
     path: str | Path,
     source: CheckpointSource | None = None,
     *,
+    dtype: torch.dtype | None = None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Write `transformer`, and from `source` the vision tensors and the companion files."""
+    """Write `transformer`, and from `source` the vision tensors and the companion files.
+
+    dtype: of the file; None: as in memory.
+    """
     if any(isinstance(module, QuantizedWeight) for module in transformer.modules()):
         raise InputError("this model is quantized; copy its directory. Only plain weights are written anew.")
     tensors = []
     for spec in tensor_specs(transformer.config):
         tensor = _at(transformer, spec.path)
-        dtype = _DTYPE_NAMES[tensor.dtype]
-        tensors.append(TensorToWrite(spec.name, dtype, spec.shape, _bytes_of(tensor)))
+        written = dtype or tensor.dtype
+        content = _bytes_of(tensor, written)
+        tensors.append(TensorToWrite(spec.name, _DTYPE_NAMES[written], spec.shape, content))
     config = transformer.config.to_json()
     companions: list[Path] = []
     if source is not None:
@@ -48,7 +53,7 @@ def save(
         tensors += [
             TensorToWrite(e.name, e.dtype, e.shape, partial(read_chunks, e)) for e in source.kept_aside
         ]
-    config["dtype"] = str(transformer.embedding.dtype).removeprefix("torch.")
+    config["dtype"] = str(dtype or transformer.embedding.dtype).removeprefix("torch.")
     write_checkpoint(path, config, tensors, companions, max_shard_bytes=max_shard_bytes)
 
 
@@ -219,5 +224,5 @@ def _at(transformer: Transformer, path: str) -> Tensor:
     return tensor
 
 
-def _bytes_of(tensor: Tensor) -> Callable[[], Iterable[Any]]:
-    return lambda: [tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()]
+def _bytes_of(tensor: Tensor, dtype: torch.dtype) -> Callable[[], Iterable[Any]]:
+    return lambda: [tensor.detach().to("cpu", dtype).contiguous().view(-1).view(torch.uint8).numpy()]

@@ -74,7 +74,7 @@ def what_it_means(machine: MachineFacts, torch: TorchFacts, no_kernel: str | Non
         advice.append("The CPU has bf16 instructions (AVX-512): use dtype='bfloat16'.")
     elif machine.cpu_features:
         advice.append(
-            "The CPU has no bf16 instructions: products in bf16 are imitated, and slower than in float32."
+            "The CPU has no bf16 instructions: dtype='auto' loads bf16 weights in float32 where they fit."
         )
     if no_kernel is None:
         advice.append(

@@ -34,7 +34,7 @@ class ServerState:
         settings = self.settings
         self.admission = Admission(settings.max_concurrent_requests, settings.max_buffered_bytes)
         self.compiler = self.text.compiler(self.engine.model)
-        self.compile_pool = CompilePool(self.compiler, lambda: self.engine.stats().slots_used > 0)
+        self.compile_pool = CompilePool(self.compiler)
         file = self.settings.calibration
         self.calibration = None if file is None else Calibration.load(file)
 

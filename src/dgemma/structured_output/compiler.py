@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from threading import Lock
+from typing import Any
 
 from dgemma.errors import InputError, error_field
 from dgemma.structured_output.budget import DEFAULT_SECONDS, TimeBudget
@@ -59,16 +60,32 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._end_tokens = tuple(end_tokens)
-        self._trie: TokenTrie | None = None
+        self._restore(None, tokenizer.controls, tuple(end_tokens))
+
+    def __reduce__(self) -> Any:
+        """A copy in another process has the vocabulary, and no tokenizer and no cache."""
+        return _copied, (self._vocabulary(), dict(self._controls), self._end_tokens)
+
+    def _restore(
+        self, trie: TokenTrie | None, controls: Mapping[str, int], end_tokens: tuple[int, ...]
+    ) -> None:
+        self._trie = trie  # made at its first use
+        self._trie_lock = Lock()
+        self._controls = controls
+        self._end_tokens = end_tokens
         self._cache: OrderedDict[Hashable, TokenDFA] = OrderedDict()
         self._cache_lock = Lock()
-        self._trie_lock = Lock()
 
     def cached(self, response_format: ResponseFormat, *, allow_thought: bool = False) -> Constraint | None:
         """What `compile` would return, if it is in the cache."""
         token_dfa = self._lookup((response_format, allow_thought))
         return None if token_dfa is None else self._constraint(response_format, token_dfa)
+
+    def store(
+        self, response_format: ResponseFormat, token_dfa: TokenDFA, *, allow_thought: bool = False
+    ) -> Constraint:
+        """What `compile` would return, if a copy of this compiler has compiled the token DFA."""
+        return self._constraint(response_format, self._store((response_format, allow_thought), token_dfa))
 
     def compile(
         self,
@@ -107,7 +124,7 @@ class GrammarCompiler:
         constraint = Constraint(token_dfa=token_dfa, end_tokens=self._end_tokens)
         if isinstance(response_format, ToolCallFormat) and response_format.allow_text:
             # Any text satisfies this format, also one that max_tokens truncated; only a call is complete.
-            return replace(constraint, complete_after=(self._tokenizer.controls["<tool_call|>"],))
+            return replace(constraint, complete_after=(self._controls["<tool_call|>"],))
         return constraint
 
     def _token_dfa(
@@ -123,11 +140,15 @@ class GrammarCompiler:
         return self._store(key, self._built(grammars[-1], seconds, on_check))
 
     def _built(self, grammar: _Grammar, seconds: float, on_check: Callable[[], None]) -> TokenDFA:
+        trie = self._vocabulary()
+        budget = TimeBudget(seconds, on_check)
+        return build_token_dfa(build_dfa(grammar(budget), budget), trie, budget)
+
+    def _vocabulary(self) -> TokenTrie:
         with self._trie_lock:
             if self._trie is None:
                 self._trie = TokenTrie.of_tokenizer(self._tokenizer, self._vocab_size)
-        budget = TimeBudget(seconds, on_check)
-        return build_token_dfa(build_dfa(grammar(budget), budget), self._trie, budget)
+            return self._trie
 
     def _store(self, key: Hashable, built: TokenDFA) -> TokenDFA:
         with self._cache_lock:  # another thread may have built an equal one: keep the first
@@ -147,7 +168,7 @@ class GrammarCompiler:
     ) -> Node:
         ends = Repeat(Alternation(tuple(map(SpecialToken, self._end_tokens))), 0, None)
         parts = [self._grammar(response_format, budget), ends]
-        opens, closes = (self._tokenizer.controls.get(name) for name in ("<|channel>", "<channel|>"))
+        opens, closes = (self._controls.get(name) for name in ("<|channel>", "<channel|>"))
         if allow_thought and opens is not None and closes is not None:
             parts.insert(0, Repeat(Concat((SpecialToken(opens), ANY_TEXT, SpecialToken(closes))), 0, 1))
         return Concat(tuple(parts))
@@ -168,11 +189,11 @@ class GrammarCompiler:
 
     def _tool_call_grammar(self, calls: ToolCallFormat, budget: TimeBudget) -> Node:
         names = ("<|tool_call>", "<tool_call|>", QUOTE)
-        if missing := [name for name in names if name not in self._tokenizer.controls]:
+        if missing := [name for name in names if name not in self._controls]:
             raise InputError(
                 f"this model's vocabulary has no {missing[0]}: it does not know tool calls.", field="tools"
             )
-        opens, closes, quote = (self._tokenizer.controls[name] for name in names)
+        opens, closes, quote = (self._controls[name] for name in names)
 
         syntax = ToolCallSyntax(quote)
         # Tools with equal argument schemas share one grammar, which keeps the DFA small.
@@ -206,6 +227,12 @@ class GrammarCompiler:
         except InputError as error:
             tool = next(tool for tool in tools if tool.schema == schema)
             raise InputError(f"tool {tool.name!r}: {error}", field="tools") from None
+
+
+def _copied(trie: TokenTrie, controls: Mapping[str, int], end_tokens: tuple[int, ...]) -> GrammarCompiler:
+    compiler = GrammarCompiler.__new__(GrammarCompiler)
+    compiler._restore(trie, controls, end_tokens)
+    return compiler
 
 
 def _error_field(response_format: ResponseFormat) -> AbstractContextManager[None]:

@@ -1,8 +1,4 @@
-"""The caller's side of `template_worker.py`: one process, started when needed and again after its end.
-
-The process is a new Python, not a fork: a fork of a process with threads may hold their locks for ever. It
-reads its requests from a pipe and ends when that is closed, at the latest with this process.
-"""
+"""The caller's side of `template_worker.py`: one process, started when needed and again after its end."""
 
 from __future__ import annotations
 
@@ -11,15 +7,13 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dgemma.errors import DgemmaError
-from dgemma.text.template_protocol import MAX_CPU_SECONDS, SIZE_BYTES, ReplyKind, decode
+from dgemma.text.template_protocol import MAX_CPU_SECONDS, ReplyKind, decode
+from dgemma.worker_process import close_pipes, end_worker, read_message, start_worker, write_message
 
 # By the clock, long enough for a busy machine. The worker limits its processor time itself, not on Windows.
 MAX_SECONDS = 30.0
@@ -60,36 +54,19 @@ class TemplateProcess:
     def end(self) -> int | None:
         """End the worker, if it runs -> its exit code."""
         process, self._process = self._process, None
-        if process is None:
-            return None
-        process.kill()
-        _close_pipes(process)
-        return process.wait()
+        return None if process is None else end_worker(process)
 
     def forget(self) -> None:
         """In a forked process: the worker is the parent's."""
         self._lock = threading.Lock()
         if self._process is not None:
-            _close_pipes(self._process)  # else the worker would outlive its parent
+            close_pipes(self._process)  # else the worker would outlive its parent
             self._process.returncode = 0  # nobody to wait for
             self._process = None
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # With the paths of this process, wherever they came from; `-S` leaves out the search for them.
-    code = f"import sys; sys.path[:] = {sys.path!r}; from dgemma.text.template_worker import main; main()"
-    try:
-        return subprocess.Popen(  # noqa: S603
-            [sys.executable, "-S", "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process
-        )
-    except OSError as error:
-        raise DgemmaError(
-            f"the process that renders chat templates cannot be started with {sys.executable!r}: "
-            f"{error.strerror}. Run dgemma in a Python that can start processes."
-        ) from None
+    return start_worker("dgemma.text.template_worker", "renders chat templates")
 
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes) -> bytes | None:
@@ -100,11 +77,8 @@ def _exchange(process: subprocess.Popen[bytes], request: bytes) -> bytes | None:
     timer.daemon = True
     timer.start()
     try:
-        process.stdin.write(len(request).to_bytes(SIZE_BYTES, "little") + request)
-        process.stdin.flush()
-        size = int.from_bytes(process.stdout.read(SIZE_BYTES), "little")
-        reply = process.stdout.read(size)
-        return reply if size and len(reply) == size else None
+        write_message(process.stdin, request)
+        return read_message(process.stdout)
     except BrokenPipeError:
         return None
     finally:
@@ -115,13 +89,6 @@ def _reason(code: int | None) -> str:
     if code == -getattr(signal, "SIGPROF", 0):
         return f"more than {MAX_CPU_SECONDS:g} seconds of processor time"
     return f"its process ended with code {code}: too much time or memory"
-
-
-def _close_pipes(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        with suppress(BrokenPipeError):  # what was not sent is lost with its reader
-            pipe.close()
 
 
 TEMPLATES = TemplateProcess()

@@ -1,6 +1,6 @@
 """What `template_process.py` and `template_worker.py` agree on.
 
-A message is its size and its bytes. A request is a pickled tuple: source, control names, variables. A reply
+A request is a pickled tuple: source, control names, variables. A reply
 is one byte, its kind, and text as UTF-8; it is no pickle, because a template had a part in it.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 
-SIZE_BYTES = 8
 MAX_CPU_SECONDS = 2.0
 FIRST_MARK = 0xD800  # the first control that a template uses becomes this code point, the second the next
 

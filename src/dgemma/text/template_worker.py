@@ -19,7 +19,8 @@ from typing import Any
 from jinja2 import Template, meta
 
 from dgemma.text.sandbox import TemplateLimitError, TemplateRefusalError, TemplateSandbox
-from dgemma.text.template_protocol import FIRST_MARK, MAX_CPU_SECONDS, SIZE_BYTES, ReplyKind, encode
+from dgemma.text.template_protocol import FIRST_MARK, MAX_CPU_SECONDS, ReplyKind, encode
+from dgemma.worker_process import limit_memory, read_message, write_message
 
 if sys.platform != "win32":
     import resource
@@ -33,12 +34,10 @@ Compiled = tuple[Template, tuple[str, ...], list[str]]
 
 def main() -> None:
     """Answer requests until the caller closes the pipe, which it does at the latest by ending."""
-    while header := sys.stdin.buffer.read(SIZE_BYTES):
-        request = sys.stdin.buffer.read(int.from_bytes(header, "little"))
+    while (request := read_message(sys.stdin.buffer)) is not None:
         with _limits(len(request)):
             reply = _reply(request)
-        sys.stdout.buffer.write(len(reply).to_bytes(SIZE_BYTES, "little") + reply)
-        sys.stdout.buffer.flush()
+        write_message(sys.stdout.buffer, reply)
 
 
 def _reply(request: bytes) -> bytes:
@@ -100,19 +99,11 @@ def _limits(request_bytes: int) -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if sys.platform == "linux":  # others have no such limit, or do not keep it
-        limit = _size_bytes() + MAX_MEMORY_BYTES + 8 * request_bytes
-        is_lower = soft == resource.RLIM_INFINITY or limit < soft
-        resource.setrlimit(resource.RLIMIT_AS, (limit if is_lower else soft, hard))
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit_memory(MAX_MEMORY_BYTES + 8 * request_bytes)
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def _size_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, before)
