@@ -25,6 +25,7 @@ def random_setting(rng: random.Random) -> Setting:
             chunk_size=rng.choice([encode_block, 4 * encode_block, 40]),
             encode_block=encode_block,
             patience_s=3.0,
+            rows_add_up=rng.random() < 0.5,
         ),
         block_size=block_size,
         window=window,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import dgemma
+from dgemma.checkpoint import device
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.language_model import LanguageModel
@@ -42,7 +43,9 @@ def test_the_passes_have_their_documented_shapes(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_dtype_auto_is_the_files_own(tmp_path: Path) -> None:
+def test_dtype_auto_is_the_files_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the processor can: see checkpoint/test_device.py."""
+    monkeypatch.setattr(device, "has_fast_bf16", lambda: True)
     for stored, expected in (("BF16", torch.bfloat16), ("F32", torch.float32)):
         write_random(tmp_path / stored, PRESETS["tiny"].config, dtype=stored)
         assert dgemma.load(tmp_path / stored).dtype == expected

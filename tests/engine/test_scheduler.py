@@ -385,9 +385,12 @@ def queued(number: int, tenant: str, *, limit: int | None = None, tokens: int = 
     )
 
 
-def shared_scheduler(slots: int, chunk_size: int = 64) -> Scheduler:
+def shared_scheduler(slots: int, chunk_size: int = 64, *, rows_add_up: bool = False) -> Scheduler:
     manager = KVCacheManager(block_size=4, window=8, full_blocks=64, window_blocks=64)
-    return Scheduler(manager, SchedulerConfig(max_num_seqs=slots, chunk_size=chunk_size, encode_block=4))
+    config = SchedulerConfig(
+        max_num_seqs=slots, chunk_size=chunk_size, encode_block=4, rows_add_up=rows_add_up
+    )
+    return Scheduler(manager, config)
 
 
 def prefilled(scheduler: Scheduler, now: float) -> list[tuple[int, int, int]]:
@@ -428,6 +431,63 @@ def test_a_tenants_long_prompt_does_not_hold_up_anothers() -> None:
     assert prefilled(scheduler, 5.0) == [(2, 4, 8)]
     assert prefilled(scheduler, 6.0) == [(0, 12, 16)]
     assert prefilled(scheduler, 7.0) == [(2, 8, 9)]
+
+
+def denoised(scheduler: Scheduler, now: float = 0.0) -> list[int]:
+    """Plan a step of canvases -> whose."""
+    for scheduled in (plan := scheduler.schedule(now).scheduled):
+        if scheduled.phase is PREFILL:
+            scheduler.allocate(scheduled)
+            scheduler.mark_computed(scheduled)
+            scheduler.set_phase(scheduled.request_id, DENOISE)
+    return [scheduled.request_id for scheduled in plan]
+
+
+def test_where_rows_add_up_a_tenant_that_has_had_much_leaves_every_second_step() -> None:
+    scheduler = shared_scheduler(4, rows_add_up=True)
+    scheduler.add(queued(0, "heavy"), 0.0)
+    scheduler.add(queued(1, "heavy"), 0.0)
+    assert [denoised(scheduler) for _ in range(20)] == [[0, 1]] * 20, "alone it leaves none"
+    scheduler.add(queued(2, "light"), 0.0)
+    steps = [denoised(scheduler) for _ in range(10)]
+    assert sorted(map(tuple, steps)) == [(0, 1, 2)] * 5 + [(2,)] * 5
+    assert steps[0] != steps[1]
+    # Once it has had about as much, they share every step; and nobody is held to what was long ago.
+    steps = [denoised(scheduler) for _ in range(200)]
+    assert steps[-2:] == [[0, 1, 2]] * 2
+    scheduler.remove(2)
+    assert denoised(scheduler) == [0, 1]
+    assert denoised(scheduler) == [0, 1]
+
+
+def test_what_a_tenant_has_had_is_forgotten() -> None:
+    scheduler = shared_scheduler(4, rows_add_up=True)
+    scheduler.add(queued(0, "heavy"), 0.0)
+    for _ in range(50):
+        denoised(scheduler)
+    scheduler.remove(0)
+    for now in range(0, 600, 31):
+        denoised(scheduler, float(now))
+    assert scheduler._rows == {}
+    scheduler.add(queued(1, "heavy"), 600.0)
+    scheduler.add(queued(2, "light"), 600.0)
+    assert [denoised(scheduler, 600.0) for _ in range(4)] == [[1, 2]] * 4
+
+
+def test_tenants_that_have_had_as_much_share_every_step() -> None:
+    scheduler = shared_scheduler(4, rows_add_up=True)
+    scheduler.add(queued(0, "a"), 0.0)
+    scheduler.add(queued(1, "b"), 0.0)
+    assert [denoised(scheduler) for _ in range(50)] == [[0, 1]] * 50
+
+
+def test_where_rows_share_a_step_every_tenant_is_in_every_step() -> None:
+    scheduler = shared_scheduler(4)
+    scheduler.add(queued(0, "heavy"), 0.0)
+    for _ in range(20):
+        denoised(scheduler)
+    scheduler.add(queued(1, "light"), 0.0)
+    assert [denoised(scheduler) for _ in range(4)] == [[0, 1]] * 4
 
 
 def test_what_one_tenant_leaves_of_the_budget_is_the_others() -> None:

@@ -70,7 +70,12 @@ def open_engine(
     encode_block = base.execution.encode_block
     if chunk_size < encode_block:
         raise InputError(f"the prefill chunk is {chunk_size} tokens; it must be at least {encode_block}.")
-    limits = SchedulerConfig(max_num_seqs=max_num_seqs, chunk_size=chunk_size, encode_block=encode_block)
+    limits = SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        chunk_size=chunk_size,
+        encode_block=encode_block,
+        rows_add_up=base.execution.exact,
+    )
 
     def make_engine() -> Engine:
         kv_manager = KVCacheManager(

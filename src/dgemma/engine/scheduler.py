@@ -1,11 +1,12 @@
 """Which sequences compute what in the next step. Imports no torch, reads no clock.
 
-Continuous batching: every admitted sequence takes part in every step, until it is finished. Canvases are
-denoised whole; prompts are read by chunked prefill, in chunks that share a budget of tokens. Tenants take
-turns at it; within a tenant the order is that of admission. A sequence is admitted when a slot is free and
-the blocks for its longest possible context can be reserved. Of the tenants with waiting requests, the one
-with the fewest running sequences is next (fair share). Within a tenant, and between equals, requests are
-admitted in the order of the queue: none starves.
+Continuous batching: every admitted sequence takes part in every step, until it is finished. Where a step
+takes as long as its rows one after the other, a tenant that has had much leaves every second step to those
+that have had less. Canvases are denoised whole; prompts are read by chunked prefill, in chunks that share a
+budget of tokens. Tenants take turns at it; within a tenant the order is that of admission. A sequence is
+admitted when a slot is free and the blocks for its longest possible context can be reserved. Of the tenants
+with waiting requests, the one with the fewest running sequences is next (fair share). Within a tenant, and
+between equals, requests are admitted in the order of the queue: none starves.
 """
 
 from __future__ import annotations
@@ -75,12 +76,14 @@ class SchedulerConfig:
     encode_block: chunks end at its multiples, so that exact mode computes the same bits for any chunk size.
     patience_s: what one step of priority is worth. A request is overtaken only by requests that arrive
     within this time per step of priority, so that none waits forever.
+    rows_add_up: a step takes as long as its rows one after the other (exact mode).
     """
 
     max_num_seqs: int
     chunk_size: int
     encode_block: int
     patience_s: float = 10.0
+    rows_add_up: bool = False
 
 
 @dataclass
@@ -90,6 +93,11 @@ class _Running:
     block_table: BlockTable
     phase: Phase
     target: int  # the context length at which the phase ends
+
+
+# A tenant has had much if it was in so many times as many rows as another, lately: by half in this time.
+_MUCH = 2.0
+_HALF_LIFE_S = 30.0
 
 
 class Scheduler:
@@ -105,6 +113,9 @@ class Scheduler:
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._num_prefills = 0
         self._prefill_turns: Counter[str] = Counter()  # by tenant: the number of its last chunk
+        self._num_steps = 0
+        self._rows: dict[str, float] = {}  # by tenant: rows of steps, lately
+        self._halved_at = 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -135,7 +146,8 @@ class Scheduler:
         """Admit waiting requests for which there is capacity, and plan the next step."""
         expired = tuple(self._expired(now))
         admitted = tuple(self._admit(set(expired)))
-        return SchedulerOutput(admitted, expired, tuple(self._schedule_running(set(expired))))
+        left_out = {*expired, *(self._left_out(set(expired), now) if self._config.rows_add_up else ())}
+        return SchedulerOutput(admitted, expired, tuple(self._schedule_running(left_out)))
 
     def block_table(self, request_id: int) -> BlockTable:
         return self._running[request_id].block_table
@@ -219,10 +231,27 @@ class Scheduler:
                 heads.append((running, rank, request))
         return min(heads, key=lambda head: head[:2])[2] if heads else None
 
-    def _schedule_running(self, expired: set[int]) -> Iterator[ScheduledSequence]:
-        prefill_ends = self._share_prefill(expired)
+    def _left_out(self, expired: set[int], now: float) -> Iterator[int]:
+        """The sequences of tenants that leave this step to those that have had less."""
+        if abs(now - self._halved_at) >= _HALF_LIFE_S:  # a clock may jump
+            self._halved_at = now
+            self._rows = {tenant: rows / 2 for tenant, rows in self._rows.items() if rows >= 1}
+        self._num_steps += 1
+        by_tenant: dict[str, list[int]] = {}
         for request_id, running in self._running.items():
-            if request_id in expired:
+            if request_id not in expired:
+                by_tenant.setdefault(running.request.tenant, []).append(request_id)
+        least = min((self._rows.get(tenant, 0.0) for tenant in by_tenant), default=0.0)
+        for tenant, request_ids in by_tenant.items():
+            if self._num_steps % 2 and self._rows.get(tenant, 0.0) > _MUCH * (least + 1):
+                yield from request_ids
+            else:
+                self._rows[tenant] = self._rows.get(tenant, 0.0) + len(request_ids)
+
+    def _schedule_running(self, left_out: set[int]) -> Iterator[ScheduledSequence]:
+        prefill_ends = self._share_prefill(left_out)
+        for request_id, running in self._running.items():
+            if request_id in left_out:
                 continue
             start = running.block_table.length
             stop = running.target
@@ -233,13 +262,13 @@ class Scheduler:
             is_last = running.phase.extends and stop == running.target
             yield ScheduledSequence(request_id, running.slot, running.phase, start, stop, is_last)
 
-    def _share_prefill(self, expired: set[int]) -> dict[int, int]:
+    def _share_prefill(self, left_out: set[int]) -> dict[int, int]:
         """How far each prompt is read in this step. A tenant's long prompt must not hold up another's."""
         budget, ends = self._config.chunk_size, dict[int, int]()
         prefills = {
             request_id: running
             for request_id, running in self._running.items()
-            if running.phase is PREFILL and request_id not in expired
+            if running.phase is PREFILL and request_id not in left_out
         }
         by_turn = sorted(prefills.items(), key=lambda item: self._prefill_turns[item[1].request.tenant])
         for request_id, running in by_turn:  # within a tenant in the order of admission: the sort is stable
