@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import huggingface_hub
 import pytest
@@ -48,6 +48,7 @@ class FakeHub:
     refuse: tuple[int, str] | None = None  # status and X-Error-Code of every answer
     renamed: dict[str, str] = field(default_factory=dict)  # a commit without changes, by the one before
     raw_answer: bytes | None = None  # what every listing says instead
+    quantized: dict[str, list[str]] = field(default_factory=dict)  # repositories of quantized forms, by base
 
     def commit(self, name: str) -> str:
         """Changes with any content, as git's does."""
@@ -81,6 +82,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.refuse:
             status, code = self.hub.refuse
             return self.answer(status, b"", {"X-Error-Code": code} if code else {})
+        if path == "/api/models":
+            wanted = parse_qs(urlsplit(self.path).query)["filter"][0]
+            found = self.hub.quantized.get(wanted.removeprefix("base_model:quantized:"), [])
+            return self.answer(200, json.dumps([{"id": name, "modelId": name} for name in found]).encode())
         listing = path.startswith("/api/models/")
         parts = path.removeprefix("/api/models").split("/")  # "", owner, name, revision|resolve, R, file
         name = "/".join(parts[1:3])

@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import platform
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -21,6 +24,8 @@ _CPU_FEATURES = {
     "amx_int8": "amx_int8",
 }
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
+_MIN_SAMPLE_S = 0.2  # times are counted in hundredths of a second
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def inspect_machine() -> MachineFacts:
     return MachineFacts(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         processor=capabilities.get("cpu_name") or platform.processor() or platform.machine(),
-        cores=_num_cores(),
+        cores=len(_cores()),
         cpu_features=tuple(ours for ours, theirs in _CPU_FEATURES.items() if capabilities.get(theirs)),
         memory_bytes=memory.memory_bytes,
         available_bytes=memory.available_bytes,
@@ -109,12 +114,54 @@ def package_versions() -> dict[str, str | None]:
     return versions
 
 
-def _num_cores() -> int:
+@dataclass(frozen=True)
+class CpuSample:
+    """Seconds until now: by the clock, of the cores that this process may use, and of this process alone."""
+
+    clock_s: float
+    busy_s: float
+    own_s: float
+
+
+def sample_cpu() -> CpuSample:
+    cores, times = _cores(), psutil.cpu_times(percpu=True)
+    busy = sum(_busy_s(times[core]) for core in cores if core < len(times))
+    own = psutil.Process().cpu_times()
+    return CpuSample(time.monotonic(), busy, own.user + own.system)
+
+
+def choose_threads(since: CpuSample | None = None) -> int:
+    """One thread for each core that this process may use and others, since then, did not."""
+    usable = min(len(_cores()), _cpu_quota())
+    if since is not None:
+        now = sample_cpu()
+        elapsed_s = now.clock_s - since.clock_s
+        if elapsed_s >= _MIN_SAMPLE_S:
+            others_s = now.busy_s - since.busy_s - (now.own_s - since.own_s)
+            usable -= max(0.0, others_s / elapsed_s)
+    return max(1, round(usable))
+
+
+def _busy_s(times: Any) -> float:
+    names = ("user", "nice", "system", "irq", "softirq", "steal")  # not every system has all
+    return sum(getattr(times, name, 0.0) for name in names)
+
+
+def _cores() -> list[int]:
     """Logical cores that this process may use."""
     process = psutil.Process()
     if hasattr(process, "cpu_affinity"):  # not on macOS
-        return len(process.cpu_affinity())
-    return psutil.cpu_count() or 1
+        return list(process.cpu_affinity())
+    return list(range(psutil.cpu_count() or 1))
+
+
+def _cpu_quota() -> float:
+    """Cores' worth of time that a Linux container may use."""
+    try:
+        quota, period = _CGROUP_CPU.read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):  # not Linux, or "max"
+        return math.inf
 
 
 def _cgroup_limit() -> int | None:

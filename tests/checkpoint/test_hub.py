@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
 import subprocess
 import sys
@@ -386,3 +387,38 @@ def test_the_environment_is_honoured_and_torch_is_not_needed(server: FakeHub, tm
     server.refuse = (500, "")
     assert path_of(HF_HUB_OFFLINE="1") == path
     shutil.rmtree(home)
+
+
+def test_published_quantized_forms_are_those_that_dgemma_reads(server: FakeHub) -> None:
+    data = Path(__file__).parent.parent / "data"
+    read = next(path.parent for path in data.rglob("modelopt-nvfp4/config.json"))
+    server.repos["some/nvfp4"] = {file.name: file.read_bytes() for file in read.iterdir() if file.is_file()}
+    config = json.loads(server.repos["some/nvfp4"]["config.json"])
+    server.repos["some/plain"] = {**SHARDED, "config.json": json.dumps(drop(config)).encode()}
+    config["quantization_config"] = {"quant_method": "bitsandbytes"}
+    server.repos["some/other"] = {**SHARDED, "config.json": json.dumps(config).encode()}
+    server.quantized[NAME] = ["some/other", "some/nvfp4", "some/plain", "some/gone"]
+    found = hub.published_quantized(NAME)
+    assert [plan.name for plan in found] == ["some/nvfp4"]
+    assert found[0].total_bytes > 0
+    assert hub.published_quantized("some/nvfp4") == []
+
+
+def drop(config: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in config.items() if name != "quantization_config"}
+
+
+def test_where_the_hub_cannot_be_asked_nothing_is_published(
+    server: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert hub.published_quantized(NAME) == []
+
+
+def test_of_a_checkpoint_that_is_only_looked_at_the_configuration_is_fetched(server: FakeHub) -> None:
+    directory = hub.resolve_config(NAME)
+    assert (directory / "config.json").read_bytes() == SHARDED["config.json"]
+    assert server.fetched() == ["config.json"]
+    with pytest.raises(CheckpointError, match="someone/gone is not on the hub"):
+        hub.resolve_config("someone/gone")
+    assert hub.resolve_config("bundled:text") == hub.resolve("bundled:text")

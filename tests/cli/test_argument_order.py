@@ -13,6 +13,7 @@ from dgemma.cli.main import COMMANDS, build_parser, main
 
 # Positionals, and options with their values.
 LINES: dict[str, tuple[list[str], list[list[str]]]] = {
+    "run": (["MODEL", "a prompt"], [["--raw"], ["--format", "int4"]]),
     "generate": (["MODEL", "a prompt"], [["--raw"], ["--seed", "3"]]),
     "chat": (["MODEL"], [["--thinking"], ["--seed", "3"]]),
     "fill": (["MODEL", "FILE"], [["--json"], ["--seed", "3"]]),
@@ -94,7 +95,7 @@ def test_a_prompt_without_a_model_is_told_what_it_was_taken_for(
     prompt: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    assert main(["generate", prompt]) == 1
+    assert main(["generate", prompt]) == 2
     err = capsys.readouterr().err
     assert "was taken for MODEL" in err
     assert f"dgemma generate bundled:text {shlex.quote(prompt)}" in err

@@ -139,13 +139,13 @@ def test_the_options_reach_the_model(tiny: str, bench: Run) -> None:
 @pytest.mark.parametrize("number", ["0", "-3"])
 def test_a_wrong_number_is_one_line_before_anything_is_loaded(option: str, number: str, bench: Run) -> None:
     status, out, err = bench("no-such/model", option, number)
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert err == f"dgemma bench: {option} is {number}; it must be at least 1.\n"
 
 
 def test_a_plan_that_does_not_fit_the_context_is_one_line(tiny: str, bench: Run) -> None:
     status, out, err = bench(tiny, *FEW, "--no-reference", "--prompt-tokens", "8190")
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert err.startswith("warming up\ndgemma bench: the prompt has 8190 tokens; ")
     assert err.count("\n") == 2
 

@@ -202,7 +202,7 @@ def test_selfcheck_on_a_device_that_is_not_here_says_so(capsys: pytest.CaptureFi
         (["new", "--preset", "tinny", "x"], "did you mean 'tiny'?"),
         (["new", "x", "--seed", "abc"], "invalid int value: 'abc'"),
         (["--"], "the following arguments are required: COMMAND"),
-        (["info"], "the following arguments are required: PATH"),
+        (["info"], "the following arguments are required: MODEL"),
     ],
 )
 def test_a_wrong_word_gets_a_guess_and_status_two(
@@ -218,14 +218,14 @@ def test_a_wrong_word_gets_a_guess_and_status_two(
 def test_a_wrong_path_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     status, _, err = run(capsys, "info", str(tmp_path / "nothing"))
     assert status == 1
-    assert err == f"dgemma info: {tmp_path}/nothing does not exist; give the directory of a checkpoint.\n"
+    assert err == f"dgemma info: {tmp_path}/nothing does not exist. Give the directory of a checkpoint.\n"
 
 
 def test_interrupting_is_clean(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dgemma.cli.info.read_config", interrupted)
+    monkeypatch.setattr("dgemma.cli.info.resolve_config", interrupted)
     assert run(capsys, "info", "x") == (130, "", "dgemma info: interrupted\n")
 
 

@@ -113,7 +113,7 @@ def test_questions_that_make_no_sense_are_one_line_before_anything_is_loaded(
 ) -> None:
     Path("q.json").write_text(raw)
     status, out, err = run(capsys, "decide", "text", "--questions", "q.json")
-    assert (status, out, model.loads) == (1, "", [])
+    assert (status, out, model.loads) == (2, "", [])
     assert err.startswith("dgemma decide: ")
     assert said in err
     assert err.count("\n") == 1
@@ -157,7 +157,7 @@ def test_what_cannot_be_decided_is_one_line_before_anything_is_loaded(
     Path("empty").write_text("\n")
     Path("bad").write_bytes(b"\xff")
     status, out, err = run(capsys, "decide", *argv)
-    assert (status, out, model.loads) == (1, "", [])
+    assert (status, out, model.loads) == (2, "", [])
     assert said in err
     assert err.count("\n") == 1
 
@@ -398,7 +398,7 @@ def test_examples_or_a_file_that_will_not_do_are_one_line_before_anything_is_loa
     write_examples(lines)
     before = Path("e.jsonl").read_text()
     status, printed, err = run(capsys, "decide", *SPAM, "--fit", out, "--examples", "e.jsonl")
-    assert (status, printed, model.loads) == (1, "", [])
+    assert (status, printed, model.loads) == (2, "", [])
     assert said in err
     assert err.count("\n") == 1
     assert Path("e.jsonl").read_text() == before

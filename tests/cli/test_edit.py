@@ -249,7 +249,7 @@ def test_an_instruction_that_a_model_could_not_hear_is_refused(
     path.write_text("text")
     model.has_chat_template = False
     status, out, err = run(capsys, "edit", "a.txt", "Fix it.")
-    assert (status, out, model.calls) == (1, "", [])
+    assert (status, out, model.calls) == (2, "", [])
     assert "needs the chat template, and this checkpoint has none" in err
     assert run(capsys, "edit", "a.txt", " ")[0] == 0
 
@@ -269,7 +269,7 @@ def test_a_text_that_cannot_be_edited_is_one_line_before_anything_is_loaded(
 ) -> None:
     path.write_bytes(data)
     status, out, err = run(capsys, "edit", "a.txt", "", *argv)
-    assert (status, out, model.loads) == (1, "", [])
+    assert (status, out, model.loads) == (2, "", [])
     assert err.startswith("dgemma edit: ")
     assert said in err
     assert err.count("\n") == 1

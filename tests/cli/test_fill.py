@@ -374,7 +374,7 @@ def test_a_text_that_cannot_be_filled_is_one_line_before_anything_is_loaded(
 ) -> None:
     path = file(data)
     status, out, err = run(capsys, "fill", path, *argv)
-    assert (status, out, model.loads) == (1, "", [])
+    assert (status, out, model.loads) == (2, "", [])
     assert err.startswith("dgemma fill: ")
     assert said.format(path) in err
     assert err.count("\n") == 1
@@ -406,7 +406,7 @@ def test_a_file_that_is_none_or_cannot_be_written_is_one_line_before_anything_is
         (["-", "--write"], "--write needs a file"),
     ):
         status, out, err = run(capsys, "fill", *argv)
-        assert (status, out, err.count("\n")) == (1, "", 1), argv
+        assert (status, out, err.count("\n")) == (2, "", 1), argv
         assert said in err
     assert model.loads == []
 

@@ -176,7 +176,7 @@ def test_what_cannot_be_done_is_one_line(
 ) -> None:
     stdin(data)
     status, out, err = run(capsys, "generate", "m", *argv)
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert err.startswith("dgemma generate: ")
     assert message in err
     assert err.count("\n") == 1
@@ -185,7 +185,7 @@ def test_what_cannot_be_done_is_one_line(
 def test_wrong_options_are_refused_before_anything_is_loaded(
     asked: Asked, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(capsys, "generate", "m", "x", "--seed", str(1 << 70))[0] == 1
+    assert run(capsys, "generate", "m", "x", "--seed", str(1 << 70))[0] == 2
     assert asked.load == {}
     status, _, err = run(capsys, "generate", "m", "x", "--preset", "fats")
     assert status == 2
@@ -249,9 +249,72 @@ def test_chat_commands(
     ]
 
 
+def test_an_answer_is_written_anew_with_the_next_seed_in_place_of_the_old_one(
+    asked: Asked, capsys: pytest.CaptureFixture[str], stdin: Callable[[bytes], None], tmp_path: Path
+) -> None:
+    asked.reply = lambda messages, options: ("", f"{len(messages)}: seed {options.get('seed')}")
+    file = tmp_path / "talk.json"
+    stdin(f"a\nb\n/regenerate\n/regenerate\n/stats\n/save {file}\n".encode())
+    status, out, err = run(capsys, "chat", "m", "--seed", "3")
+    assert (status, out) == (0, "1: seed 3\n3: seed 3\n3: seed 4\n3: seed 5\n")
+    assert err.count("tokens/s") == 1
+    contents = [message["content"] for message in json.loads(file.read_text())["messages"]]
+    assert contents == ["a", "1: seed 3", "b", "3: seed 5"]
+
+
+def test_a_saved_conversation_is_loaded_with_its_system_text(
+    asked: Asked, capsys: pytest.CaptureFixture[str], stdin: Callable[[bytes], None], tmp_path: Path
+) -> None:
+    file = tmp_path / "talk.json"
+    stdin(f"a\n/save {file}\n".encode())
+    run(capsys, "chat", "m", "--system", "Short.")
+    stdin(f"lost\n/load {file}\nb\n".encode())
+    status, out, err = run(capsys, "chat", "m", "--system", "Long.")
+    assert status == 0
+    assert out.splitlines()[-1] == (
+        "system: Short. / user: a / assistant: system: Short. / user: a / user: b"
+    )
+    assert f"2 messages from {file}" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read: No such file or directory."),
+        ("[", "is not JSON."),
+        ("[]", "holds no conversation"),
+        ('{"messages": [{"role": "user"}]}', "holds no conversation"),
+        ('{"messages": [{"role": "tool", "content": "x"}]}', "holds no conversation"),
+        (
+            '{"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]}',
+            "a system text that is not its first message",
+        ),
+    ],
+)
+def test_a_file_that_is_no_conversation_changes_nothing(
+    content: str | None,
+    message: str,
+    asked: Asked,
+    capsys: pytest.CaptureFixture[str],
+    stdin: Callable[[bytes], None],
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "talk.json"
+    if content is not None:
+        file.write_text(content)
+    stdin(f"a\n/load {file}\nb\n".encode())
+    status, out, err = run(capsys, "chat", "m")
+    assert status == 1
+    assert out.splitlines()[-1] == "user: a / assistant: user: a / user: b"
+    assert message in err
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        (b"/regenerate", "/regenerate needs a question first"),
+        (b"/stats", "/stats needs an answer first"),
+        (b"/load", "/load needs the name of a file"),
         (b"/sead 4", "unknown command '/sead'; did you mean '/seed'? /help lists them."),
         (b"/seed four", "/seed is 'four'; it must be a whole number."),
         (b"/seed 99999999999999999999999", "seed is 99999999999999999999999"),
@@ -376,7 +439,7 @@ def test_a_terminal_in_the_c_locale_does_not_crash() -> None:
 
 def test_no_prompt_on_a_terminal_is_an_error() -> None:
     with PseudoTerminal(100, 24) as terminal:
-        assert Program(terminal, PROGRAM, "generate", "bundled:text").wait() == 1
+        assert Program(terminal, PROGRAM, "generate", "bundled:text").wait() == 2
         assert terminal.screen.text() == [
             "dgemma generate: no prompt; give it as an argument, or send it to stdin."
         ]

@@ -192,8 +192,61 @@ def test_the_canvas_that_does_not_fit_shows_its_tail() -> None:
     )
     with PseudoTerminal(40, 10) as terminal:
         for screen in run_view(terminal, [draft]):
-            assert screen.rows()[screen.cursor.y : screen.cursor.y + 9][-3:-1] == ["line 49", "the end"]
+            rows = screen.rows()[screen.cursor.y : screen.cursor.y + 9]
+            assert " ".join(rows[-3:-1]).endswith("line 49\u21b5the end"), "line breaks of a draft are marks"
         check_end(terminal.screen, plain_screen(SHELL, 40, 10))
+
+
+def draft_of(text: str, step: int = 1, entropy: float = 5.0) -> Draft:
+    tokens = tuple(map(ord, text))
+    return Draft(row=0, canvas=0, step=step, tokens=tokens, entropy=(entropy,) * len(tokens), text=text)
+
+
+def test_the_words_of_a_draft_are_not_broken() -> None:
+    text = "every word of a draft stays whole at the right edge of a narrow window"
+    with PseudoTerminal(20, 24) as terminal:
+        for screen in run_view(terminal, [draft_of(text)]):
+            rows = screen.rows()[screen.cursor.y :]
+            shown = [row for row in rows[:-1] if row and not row.startswith("canvas")]
+            assert " ".join(shown) == text
+            assert all(len(row) <= 20 for row in shown)
+
+
+def test_a_word_longer_than_a_row_is_broken() -> None:
+    rows = lay_out([("ab " + "x" * 25, "")], 10, whole_words=True)
+    assert ["".join(part for part, _ in row) for row in rows] == ["ab ", "x" * 10, "x" * 10, "x" * 5]
+
+
+def test_the_status_line_stays_where_it_is_while_a_canvas_is_written() -> None:
+    """Drafts are of different length from step to step."""
+    drafts = [draft_of("word " * number, number) for number in (40, 3, 25, 39, 1)]
+    with PseudoTerminal(40, 24) as terminal:
+        heights = [len(screen.text()) for screen in run_view(terminal, drafts)]
+        assert len({*heights}) == 1
+        commit = Commit(row=0, canvas=0, tokens=(1,), steps=5, text="word\n")
+    with PseudoTerminal(40, 24) as terminal:
+        events = [*drafts, commit, draft_of("short", 1)]
+        heights = [len(screen.text()) for screen in run_view(terminal, events)]
+        assert heights[-1] < heights[0]
+
+
+def test_no_rate_is_shown_before_there_is_one() -> None:
+    with PseudoTerminal(80, 24) as terminal:
+        for screen in run_view(terminal, [draft_of("nothing is settled")]):
+            assert "tok/s" not in screen.text()[-1]
+        assert "settled" in terminal.raw.decode()
+    with PseudoTerminal(80, 24) as terminal:
+        for screen in run_view(terminal, [draft_of("all is settled", entropy=0.0)]):
+            assert re.search(r"[1-9][0-9.]* tok/s|0\.[1-9] tok/s", screen.text()[-1])
+
+
+def test_ctrl_c_leaves_the_draft_on_the_screen() -> None:
+    with PseudoTerminal(40, 24) as terminal, terminal.writer() as out:
+        with pytest.raises(KeyboardInterrupt), LiveView(out, pieces, 48, clock=ticking()) as view:  # noqa: PT012
+            view.show(Commit(row=0, canvas=0, tokens=(1,), steps=1, text="final text\n"))
+            view.show(draft_of("half a\nthought "))
+            raise KeyboardInterrupt
+        assert terminal.sync().text() == ["final text", "half a", "thought"]
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(1, 1), (2, 2), (1, 24), (40, 1), (40, 2)])

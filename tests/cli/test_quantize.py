@@ -104,7 +104,7 @@ def test_what_the_report_would_refuse_is_refused_before_the_work(
     plain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], problem: str
 ) -> None:
     status, _, err = run(capsys, "quantize", plain, str(tmp_path / "q"), *words)
-    assert status == 1
+    assert status == 2
     assert problem in err
     assert not (tmp_path / "q").exists()
 

@@ -125,7 +125,7 @@ def test_what_can_be_refused_is_one_line_before_the_model_is_loaded(
     (tmp_path / "bad").write_text((json.dumps(request(1)) + "\n") * 2)
     facts = {"in": files[0], "out": files[1], "dir": str(tmp_path)}
     status, err = said(capsys, f"{tmp_path}/tiny", *(word.format(**facts) for word in argv))
-    assert status == 1
+    assert status == (1 if "does not exist" in message else 2)
     assert err.startswith(f"dgemma run-batch: {message.format(**facts)}")
     assert err.count("\n") == 1
     assert model.loads == []
@@ -224,7 +224,7 @@ def test_a_process_that_is_ended_goes_on_with_the_same_command(
             time.sleep(0.05)
         # While it runs, no other process writes there.
         refused, err = said(capsys, "tiny", *files)
-        assert (refused, model.loads) == (1, [])
+        assert (refused, model.loads) == (2, [])
         assert "is being written by another process" in err
         process.send_signal(number)
         _, err = process.communicate(timeout=120)

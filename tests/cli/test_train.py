@@ -90,7 +90,7 @@ def test_faults_in_the_data_are_listed_with_their_place(
     bad.write_text('{"prompt": "a", "response": "b"}\n{"prompt": "a", "respnse": "b"}\n')
     wrong = [*basics(place, "bad"), f"data.path={bad}"]
     status, out, err = run(capsys, "train", *wrong, "--check-data")
-    assert status == 1
+    assert status == 2
     assert "1 records have faults" in out
     assert f"{bad}:2" in err
     assert "did you mean 'response'?" in err
@@ -115,6 +115,6 @@ def test_help_names_every_entry_of_a_recipe() -> None:
 )
 def test_mistakes_get_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "train", *argv)
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert message in err
     assert len(err.splitlines()) == 1

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dgemma.checkpoint.bundled import PREFIX, bundled_path
+from dgemma.checkpoint.quantized.quantization_config import schemes_from_config
 from dgemma.checkpoint.source import COMPANION_FILES, read_json
-from dgemma.errors import CheckpointError, InputError, suggestion
+from dgemma.errors import CheckpointError, ConfigError, InputError, suggestion
+from dgemma.model.config import ModelConfig
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -32,6 +34,7 @@ EXAMPLE_NAME = "google/diffusiongemma-26B-A4B-it"
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII)
 _INDEX = "model.safetensors.index.json"
 _SMALL_FILES = frozenset(("config.json", _INDEX, *COMPANION_FILES))
+_MAX_PUBLISHED = 20
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -89,6 +92,22 @@ def resolve(
         raise CheckpointError(f"{error} Nor is {text} a directory here{near}") from error
 
 
+def resolve_config(name_or_path: str | Path) -> Path:
+    """`resolve`, but of a checkpoint that is not here only config.json is fetched."""
+    text = str(name_or_path)
+    if text.startswith(PREFIX) or os.path.exists(os.path.expanduser(text)) or not _HUB_NAME.fullmatch(text):
+        return resolve(name_or_path)
+    if (here := cached(text)) is not None:
+        return here
+    import httpx2
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(text, "config.json")).parent
+    except (OSError, ValueError, RuntimeError, httpx2.HTTPError) as error:
+        raise _hub_error(error, text, "main") from error
+
+
 def pull(name: str, *, revision: str | None = None, progress: Progress | None = None) -> Path:
     """Query the hub for the newest snapshot of `revision` and fetch the missing files."""
     return fetch(plan_pull(name, revision=revision), progress)
@@ -133,6 +152,31 @@ def plan_pull(name: str, *, revision: str | None = None) -> PullPlan:
     missing = frozenset(f for f in files if not _is_cached(name, commit, siblings[f]))
     sizes = {f: siblings[f].size or 0 for f in files}
     return PullPlan(name=name, revision=requested, commit=commit, files=sizes, missing=missing)
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether `resolve` would look for it on the hub."""
+    return bool(_HUB_NAME.fullmatch(text)) and not os.path.exists(text)
+
+
+def published_quantized(name: str) -> list[PullPlan]:
+    """Quantized forms of a model on the hub that dgemma reads. None, where the hub cannot be asked."""
+    import httpx2
+    from huggingface_hub import HfApi, hf_hub_download
+
+    found = []
+    try:
+        for model in HfApi().list_models(filter=f"base_model:quantized:{name}", limit=_MAX_PUBLISHED):
+            config = read_json(Path(hf_hub_download(model.id, "config.json")))
+            try:
+                is_read = bool(schemes_from_config(config)) and ModelConfig.from_json(config) is not None
+                if is_read:
+                    found.append(plan_pull(model.id))
+            except (CheckpointError, ConfigError):
+                continue  # GGUF, or a scheme that dgemma does not read
+    except (OSError, ValueError, RuntimeError, httpx2.HTTPError, CheckpointError):
+        return found
+    return found
 
 
 def fetch(plan: PullPlan, progress: Progress | None = None) -> Path:

@@ -11,6 +11,7 @@ import json
 import sys
 from typing import Any
 
+from dgemma.cli.options import add_load_arguments, load_model
 from dgemma.machine import inspect_machine, package_versions
 
 EXAMPLES = "example:\n  dgemma bench MODEL --steps 8 --canvases 2 --rounds 5 --json > figures.json"
@@ -23,25 +24,18 @@ _UNITS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, or a hub name")
+    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, bundled:text, or a hub name")
     parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N", help="(default: 256)")
     parser.add_argument("--canvases", type=int, default=2, metavar="N", help="per answer (default: 2)")
     parser.add_argument("--steps", type=int, default=8, metavar="K", help="per canvas (default: 8)")
     parser.add_argument("--causal-tokens", type=int, default=16, metavar="N", help="(default: 16)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="measured in turn (default: 3)")
     parser.add_argument("--no-reference", action="store_true", help="do not load Transformers' model")
-    parser.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="(default: auto)"
-    )
-    parser.add_argument("--device", default="auto", help="auto, cpu, gpu, cuda, cuda:1, mps (default: auto)")
-    parser.add_argument("--adapter", metavar="DIR", help="a LoRA adapter; the reference runs without it")
-    parser.add_argument("--exact", action="store_true", help="the same bits in any batch (slower)")
-    parser.add_argument("--compile", action="store_true", help="compile the vocabulary scan")
+    add_load_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
 
 
 def run(args: argparse.Namespace) -> int:
-    import dgemma
     from dgemma.bench.model_bench import BenchPlan, run_bench
     from dgemma.bench.reference import TimedReference, load_reference
     from dgemma.checkpoint.hub import resolve
@@ -58,14 +52,8 @@ def run(args: argparse.Namespace) -> int:
         rounds=args.rounds,
     )
     path = resolve(args.model)
-    lm = dgemma.load(
-        path,
-        dtype=args.dtype,
-        device=args.device,
-        exact=args.exact,
-        compile=args.compile,
-        adapter=args.adapter,
-    )
+    args.seed = 0  # a figure shall not depend on what else runs now
+    lm = load_model(args)
     reference = None
     if not args.no_reference and lm.device.type != "cpu":
         print(f"The reference is timed on the CPU only, not on {lm.device}.", file=sys.stderr)

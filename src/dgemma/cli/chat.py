@@ -23,6 +23,7 @@ from dgemma.cli.options import (
 )
 from dgemma.cli.views.answer_view import open_answer_view, show_answer, stats
 from dgemma.errors import DgemmaError, InputError, suggestion
+from dgemma.events import Answer
 from dgemma.params import GenerationParams
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ COMMANDS = {
     "/new": "start over",
     "/seed N": "the seed of the answers to come; without N each draws its own",
     "/system TEXT": "system text from now on; without TEXT none",
+    "/regenerate": "another answer to the last question",
+    "/stats": "tokens, seconds and steps of the last answer",
     "/save FILE.json": "write the conversation to a file",
+    "/load FILE.json": "go on with a conversation that was saved",
     "/help": "this list",
     "/quit": "end; so does Ctrl-D",
 }
@@ -51,7 +55,7 @@ _HELP_PAGE = "\n".join(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, or a hub name")
+    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, bundled:text, or a hub name")
     add_generation_arguments(parser)
     add_response_format_arguments(parser)
 
@@ -118,6 +122,7 @@ class Conversation:
         self.with_stats = with_stats
         self.turns: list[dict[str, Any]] = []
         self._saved: set[Path] = set()
+        self._last: Answer | None = None
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -127,11 +132,31 @@ class Conversation:
     def take(self, line: str) -> bool:
         """Run a command or answer a turn; ignore an empty line. -> False if Ctrl-C ended the answer."""
         line = check_text(line)
+        if line.strip() == "/regenerate":
+            return self._regenerate()
         if line.startswith("/"):
             self._run_command(*line.strip().partition(" ")[::2])
         elif line.strip():
             return self._answer(line.strip())
         return True
+
+    def _regenerate(self) -> bool:
+        """Answer the last question once more; with a fixed seed, with the next one."""
+        questions = [at for at, turn in enumerate(self.turns) if turn["role"] == "user"]
+        if not questions:
+            raise InputError("/regenerate needs a question first; type one.")
+        if "seed" in self.options:
+            self._set_seed(str(self.options["seed"] + 1))
+        before = self.turns
+        self.turns = before[: questions[-1]]
+        try:
+            finished = self._answer(before[questions[-1]]["content"])
+        except BaseException:
+            self.turns = before
+            raise
+        if len(self.turns) == questions[-1]:  # interrupted before its first text: the old answer stays
+            self.turns = before
+        return finished
 
     def _answer(self, line: str) -> bool:
         turn = {"role": "user", "content": line}
@@ -146,6 +171,7 @@ class Conversation:
                 **self.response_format,
             ),
         )
+        self._last = answer or self._last
         if text or answer is not None:
             # Text committed before Ctrl-C is on the screen, so it stays in the conversation.
             self.turns += [turn, {"role": "assistant", "content": text}]
@@ -165,8 +191,14 @@ class Conversation:
         elif command == "/system":
             self.system = rest or None
             self._notify("the system text applies from now on" if rest else "no system text")
+        elif command == "/stats":
+            if self._last is None:
+                raise InputError("/stats needs an answer first.")
+            self._notify(stats(self._last))
         elif command == "/save":
             self._save(rest)
+        elif command == "/load":
+            self._load(rest)
         elif command == "/help":
             self._notify(_HELP_PAGE)
         else:
@@ -200,9 +232,37 @@ class Conversation:
         self._saved.add(path)
         self._notify(f"{len(self.turns)} messages in {path}")
 
+    def _load(self, name: str) -> None:
+        if not name:
+            raise InputError("/load needs the name of a file: /load FILE.json")
+        path = Path(name).expanduser()
+        try:
+            found = json.loads(path.read_text("utf-8"))
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}. /save writes such a file.") from None
+        except ValueError:  # neither UTF-8 nor JSON
+            raise InputError(f"{path} is not JSON. /save writes such a file.") from None
+        messages = found.get("messages") if isinstance(found, dict) else None
+        if not isinstance(messages, list) or not all(map(_is_message, messages)):
+            raise InputError(f'{path} holds no conversation: {{"messages": [...]}} with role and content.')
+        system = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
+        turns = messages[1:] if system is not None else messages
+        if any(turn["role"] == "system" for turn in turns):
+            raise InputError(f"{path} has a system text that is not its first message; only there it can be.")
+        self.system, self.turns = system, turns
+        self._notify(f"{len(turns)} messages from {path}")
+
     def _notify(self, notice: str) -> None:
         """Notices go to stderr; stdout holds only the answers."""
         print(notice, file=sys.stderr)
+
+
+def _is_message(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.get("role") in ("system", "user", "assistant")
+        and isinstance(value.get("content"), str)
+    )
 
 
 def _enable_editing() -> None:

@@ -40,7 +40,7 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, or a hub name")
+    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, bundled:text, or a hub name")
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the prompt; - or none: from stdin")
     parser.add_argument("--raw", action="store_true", help="continue the text, without the chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object for a program")

@@ -1,7 +1,7 @@
 """Show a model's geometry, parameters, bytes and cache, and whether it fits this machine.
 
-Only config.json is read: no weights are needed, and none are loaded. With --check the headers of the
-weights are read too, and whatever would not load is refused by name."""
+Only config.json is read, and fetched if MODEL is on the hub: no weights are needed, and none are loaded. With
+--check the headers of the weights are read too, and whatever would not load is refused by name."""
 
 from __future__ import annotations
 
@@ -9,26 +9,30 @@ import argparse
 import json
 from dataclasses import asdict
 
+from dgemma.checkpoint.hub import resolve, resolve_config
 from dgemma.checkpoint.parameter_count import ParameterCounts, count_parameters
 from dgemma.checkpoint.source import open_checkpoint, read_config
 from dgemma.machine import memory_facts
 from dgemma.model.config import LayerKind, ModelConfig
 
-EXAMPLES = "example:\n  dgemma info path/to/checkpoint --json"
+EXAMPLES = "examples:\n  dgemma info bundled:text\n  dgemma info path/to/checkpoint --json"
 
 # What is needed beside the weights: activations, one canvas's logits, the interpreter.
 _EXTRA_BYTES = 2_000_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="a checkpoint directory, or a config.json")
+    parser.add_argument(
+        "path", metavar="MODEL", help="a checkpoint directory, a config.json, bundled:text, or a hub name"
+    )
     parser.add_argument("--check", action="store_true", help="check the weights' headers as well")
     parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
 
 
 def run(args: argparse.Namespace) -> int:
-    _, config = read_config(args.path)
-    source = open_checkpoint(args.path) if args.check else None
+    path = resolve(args.path) if args.check else resolve_config(args.path)
+    _, config = read_config(path)
+    source = open_checkpoint(path) if args.check else None
     census = count_parameters(config)
     memory = memory_facts().memory_bytes
     fits = {name: size + _EXTRA_BYTES <= memory for name, size in census.bytes.items()}
@@ -47,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         if source is not None:
             schemes = {entry.scheme.name for entry in source.quantized.values()}
             quantized = f", quantized ({', '.join(sorted(schemes))})" if schemes else ""
-            print(f"weights: {_bytes(source.nbytes)} in {len(source.files)} files, complete{quantized}")
+            print(f"weights: {shown_bytes(source.nbytes)} in {len(source.files)} files, complete{quantized}")
     return 0
 
 
@@ -88,15 +92,15 @@ def _page(config: ModelConfig, census: ParameterCounts, fits: dict[str, bool], m
     lines.append("weights in memory")
     for name, size in census.bytes.items():
         verdict = "fits here" if fits[name] else "does not fit here"
-        lines.append(f"  {name:<26}{_bytes(size):>22}   {verdict}")
-    lines.append(f"  {'memory of this machine':<26}{_bytes(memory):>22}")
+        lines.append(f"  {name:<26}{shown_bytes(size):>22}   {verdict}")
+    lines.append(f"  {'memory of this machine':<26}{shown_bytes(memory):>22}")
     lines.append("cache per sequence in bf16, per 1,000 tokens of context")
     kv = census.kv_bytes_per_1k_tokens
     lines += rows(
         [
-            ("full layers", _bytes(kv["full"])),
-            ("sliding layers", _bytes(kv["sliding"])),
-            (f"  (at most {config.window - 1:,} tokens)", _bytes(census.kv_window_bytes)),
+            ("full layers", shown_bytes(kv["full"])),
+            ("sliding layers", shown_bytes(kv["sliding"])),
+            (f"  (at most {config.window - 1:,} tokens)", shown_bytes(census.kv_window_bytes)),
         ]
     )
     return "\n".join(lines)
@@ -109,7 +113,7 @@ def _short(count: int) -> str:
     return str(count)
 
 
-def _bytes(count: int) -> str:
+def shown_bytes(count: int) -> str:
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= size:
             return f"{count / size:.1f} {unit}"

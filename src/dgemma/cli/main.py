@@ -10,10 +10,13 @@ from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from dgemma import __version__
-from dgemma.errors import DgemmaError, suggestion
+from dgemma.errors import DgemmaError, InputError, suggestion
+
+FAILURE, USAGE = 1, 2  # exit statuses; 130 after Ctrl-C
 
 # Each command is the module of its name (run_batch.py is `dgemma run-batch`), imported when it is typed.
 COMMANDS = {
+    "run": "fetch a model that fits this machine, and answer",
     "generate": "write an answer to a prompt",
     "chat": "talk with a model",
     "fill": "fill the gaps of a text",
@@ -58,7 +61,7 @@ class _CommandParser(argparse.ArgumentParser):
             hint = suggestion(message.split()[2].split("=")[0], options, otherwise="")
         elif "invalid choice: '" in message:
             hint = suggestion(message.split("invalid choice: '")[1].split("'")[0], choices, otherwise="")
-        self.exit(2, f"{self.prog}: {message}{hint}\nTry: {self.prog} --help\n")
+        self.exit(USAGE, f"{self.prog}: {message}{hint}\nTry: {self.prog} --help\n")
 
 
 def build_parser(commands: Collection[str] = COMMANDS.keys()) -> argparse.ArgumentParser:
@@ -91,13 +94,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        # After an unknown option nobody knows which of the others are its values.
+        options = [arg for arg in unknown if arg.startswith("-")]
+        args.parser.error(f"unrecognized arguments: {' '.join(options or unknown)}")
     try:
         status: int = args.run(args)
         sys.stdout.flush()  # here, where a reader that has left is not an error
     except DgemmaError as error:
         print(f"dgemma {args.command}: {error}", file=sys.stderr)
-        return 1
+        return USAGE if isinstance(error, InputError) else FAILURE
     except KeyboardInterrupt:
         print(f"dgemma {args.command}: interrupted", file=sys.stderr)
         return 130

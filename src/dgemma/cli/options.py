@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import shutil
@@ -13,8 +14,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dgemma.cli.views.progress import byte_progress, print_line
-from dgemma.errors import InputError
+from dgemma.cli.views.progress import Notice, byte_progress, print_line
+from dgemma.errors import DgemmaError, InputError
+from dgemma.machine import choose_threads, sample_cpu
 from dgemma.params import PRESETS, GenerationParams
 from dgemma.structured_output.response_format import (
     MAX_FORMAT_CHARS,
@@ -28,8 +30,11 @@ if TYPE_CHECKING:
     from dgemma import LanguageModel
 
 
+SEED_PROMISE = "the same seed gives the same text, on this machine with as many --threads; with --exact, any"
+
+
 def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, help="the same seed gives the same text (default: drawn)")
+    parser.add_argument("--seed", type=int, help=f"{SEED_PROMISE} (default: drawn)")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to write (default: 1024)")
     parser.add_argument("--preset", choices=PRESETS, help="a trade of speed for care")
     parser.add_argument(
@@ -56,15 +61,36 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="the system text of the chat template")
     parser.add_argument("--thinking", action="store_true", help="let the model think before it answers")
     parser.add_argument("--stats", action="store_true", help="tokens, seconds and steps, to stderr")
+    add_load_arguments(parser)
+
+
+def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="(default: auto)"
-    )
+        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
+        help="auto: the file's; float32 where the processor has no bfloat16 (default: auto)",
+    )  # fmt: skip
     parser.add_argument("--device", default="auto", help="auto, cpu, gpu, cuda, cuda:1, mps (default: auto)")
-    parser.add_argument("--adapter", metavar="DIR", help="a LoRA adapter of this model (default: none)")
-    parser.add_argument("--exact", action="store_true", help="the same bits in any batch (slower)")
+    parser.add_argument(
+        "--threads", type=thread_count, metavar="N",
+        help="of the processor; auto: the cores that others do not use, with --seed all (default: auto)",
+    )  # fmt: skip
+    parser.add_argument("--adapter", metavar="DIR", help="a LoRA adapter of the model (default: none)")
+    parser.add_argument(
+        "--exact", action="store_true",
+        help="the same bits in any batch and with any number of threads (slower)",
+    )  # fmt: skip
     parser.add_argument(
         "--compile", action="store_true", help="compile the vocabulary scan (loading takes seconds more)"
     )
+
+
+def thread_count(text: str) -> int | None:
+    """None: to be chosen."""
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of threads nor auto")
+    return int(text)
 
 
 def generation_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -113,6 +139,8 @@ def keep_undecodable_input() -> None:
 def load_model(args: argparse.Namespace) -> LanguageModel:
     return load_with_progress(
         args.model,
+        threads=args.threads,
+        all_cores=args.seed is not None,
         dtype=args.dtype,
         device=args.device,
         exact=args.exact,
@@ -122,23 +150,43 @@ def load_model(args: argparse.Namespace) -> LanguageModel:
 
 
 def load_with_progress(
-    model: str, *, log: Callable[[str], None] = print_line, **options: Any
+    model: str,
+    *,
+    threads: int | None = None,
+    all_cores: bool = False,
+    quiet: bool = False,
+    log: Callable[[str], None] = print_line,
+    **options: Any,
 ) -> LanguageModel:
-    """`dgemma.load`; without a terminal, `log` receives a line every few seconds."""
+    """`dgemma.load`; without a terminal, `log` receives a line every few seconds, with `quiet` nobody.
+
+    all_cores: use them also if others are busy on them: for a text or a figure that shall not depend on that.
+    """
+    since = None if all_cores else sample_cpu()
+    notice = None if quiet else Notice(f"loading {model} ...")
     import dgemma
 
+    load = dgemma.load  # imports torch, which takes a second or two
+    torch = sys.modules.get("torch")
+    if torch is not None and (threads is not None or "OMP_NUM_THREADS" not in os.environ):
+        torch.set_num_threads(threads or choose_threads(since))
+
     with ExitStack() as stack:
+        if notice is None:
+            return load(model, **options)
+        stack.callback(notice.clear)
         advance: Callable[[int], None] | None = None
         seen = 0
 
         def progress(done: int, total: int) -> None:
             nonlocal advance, seen
             if advance is None:
+                notice.clear()
                 advance = stack.enter_context(byte_progress("loading", total, log))
             advance(done - seen)
             seen = done
 
-        return dgemma.load(model, **options, progress=progress)
+        return load(model, **options, progress=progress)
 
 
 def add_response_format_arguments(parser: argparse.ArgumentParser) -> None:
@@ -245,18 +293,8 @@ def check_model(model: str, prompt: str | None, command: str) -> None:
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, seed: int | None = None) -> None:
     usual = "drawn" if seed is None else str(seed)
-    parser.add_argument(
-        "--seed", type=int, default=seed, help=f"the same seed gives the same result (default: {usual})"
-    )
-    parser.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="(default: auto)"
-    )
-    parser.add_argument("--device", default="auto", help="auto, cpu, gpu, cuda, cuda:1, mps (default: auto)")
-    parser.add_argument("--adapter", metavar="DIR", help="a LoRA adapter of the model (default: none)")
-    parser.add_argument("--exact", action="store_true", help="the same bits in any batch (slower)")
-    parser.add_argument(
-        "--compile", action="store_true", help="compile the vocabulary scan (loading takes seconds more)"
-    )
+    parser.add_argument("--seed", type=int, default=seed, help=f"{SEED_PROMISE} (default: {usual})")
+    add_load_arguments(parser)
 
 
 def check_disk(out: Path, needed: int, remedy: str = "Choose a smaller preset, or --config-only.") -> None:
@@ -265,6 +303,6 @@ def check_disk(out: Path, needed: int, remedy: str = "Choose a smaller preset, o
         place = place.parent
     free = shutil.disk_usage(place).free
     if needed > free:
-        raise InputError(
+        raise DgemmaError(
             f"the checkpoint needs {needed / 1e9:.1f} GB, {place} has {free / 1e9:.1f} GB free. {remedy}"
         )

@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
-from dgemma.checkpoint.hub import EXAMPLE_NAME, fetch, plan_pull
+from dgemma.checkpoint.hub import EXAMPLE_NAME, PullPlan, fetch, plan_pull
 from dgemma.cli.views.progress import byte_progress
 
 EXAMPLES = f"example:\n  dgemma pull {EXAMPLE_NAME}"
@@ -27,15 +28,7 @@ def run(args: argparse.Namespace) -> int:
     rest = f"the copy in the cache is whole, but {plan.note}" if plan.note else _rest(plan.missing_bytes)
     print(f"{plan.name}: {sizes}; {rest}", file=sys.stderr, flush=True)
     try:
-        with byte_progress("fetching", plan.missing_bytes) as advance:
-            shown = 0
-
-            def show(done: int, total: int) -> None:
-                nonlocal shown
-                advance(done - shown)
-                shown = done
-
-            path = fetch(plan, show)
+        path = fetch_with_progress(plan)
     except KeyboardInterrupt:
         print(
             "dgemma pull: interrupted; files that are whole stay, the same command fetches the rest",
@@ -48,6 +41,18 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(path)
     return 0
+
+
+def fetch_with_progress(plan: PullPlan) -> Path:
+    with byte_progress("fetching", plan.missing_bytes) as advance:
+        shown = 0
+
+        def show(done: int, total: int) -> None:
+            nonlocal shown
+            advance(done - shown)
+            shown = done
+
+        return fetch(plan, show)
 
 
 def _rest(missing_bytes: int) -> str:

@@ -42,7 +42,7 @@ _REQUEST_TIMEOUT_S = 86_400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, or a hub name")
+    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, bundled:text, or a hub name")
     parser.add_argument("input", metavar="IN", help="a file of requests, one JSON object per line")
     parser.add_argument("output", metavar="OUT", help="the file of results; one of an earlier run goes on")
     add_flags(parser, Settings, BATCH_FLAGS, request_timeout_s=_REQUEST_TIMEOUT_S)

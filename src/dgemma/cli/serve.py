@@ -31,7 +31,7 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, or a hub name")
+    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, bundled:text, or a hub name")
     add_flags(parser, Settings, SERVER_FLAGS)
     add_flags(parser, LoadOptions, LOAD_FLAGS)
 

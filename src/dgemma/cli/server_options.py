@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dgemma.cli.options import load_with_progress
+from dgemma.cli.options import load_with_progress, thread_count
 from dgemma.cli.views.progress import print_line
 from dgemma.errors import InputError, suggestion
 from dgemma.server.http.settings import Adapter, Settings, is_usable_name
@@ -31,6 +31,7 @@ class LoadOptions:
 
     dtype: str = "auto"
     device: str = "auto"
+    threads: int | None = None
     exact: bool = False
     compile: bool = False
     reuse_prefixes: bool = True
@@ -88,6 +89,7 @@ def open_service(
     lm = load_with_progress(
         model,
         log=log,
+        threads=options.threads,
         dtype=options.dtype,
         device=options.device,
         exact=options.exact,
@@ -139,6 +141,13 @@ def _calibration(text: str) -> Path:
     """Read here: before a large model is loaded for nothing."""
     Calibration.load(text)
     return Path(text)
+
+
+def _threads(text: str) -> int | None:
+    try:
+        return thread_count(text)
+    except argparse.ArgumentTypeError as error:
+        raise InputError(f"{error}.") from None
 
 
 SERVER_FLAGS = (
@@ -203,10 +212,12 @@ SERVER_FLAGS = (
 )  # fmt: skip
 BATCH_FLAGS = tuple(flag for flag in SERVER_FLAGS if flag.in_batch)
 LOAD_FLAGS = (
-    Flag("--dtype", "dtype", str, "D", "auto: the one config.json names",
+    Flag("--dtype", "dtype", str, "D", "auto: the file's; float32 where the processor has no bfloat16",
          choices=("auto", "float32", "bfloat16")),
     Flag("--device", "device", str, "D", "auto, cpu, gpu, cuda, cuda:1, mps"),
-    Flag("--exact", "exact", bool, "", "the same bits in any batch (slower)"),
+    Flag("--threads", "threads", _threads, "N", "of the processor",
+         unset="auto: cores that others do not use"),
+    Flag("--exact", "exact", bool, "", "the same bits in any batch and with any number of threads (slower)"),
     Flag("--compile", "compile", bool, "", "compile the vocabulary scan (loading takes seconds more)"),
     Flag("--prefix-reuse", "reuse_prefixes", bool, "", "prefix cache: reuse the KV cache of earlier prompts"),
 )  # fmt: skip

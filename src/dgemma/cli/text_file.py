@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dgemma.durable_files import replacing
-from dgemma.errors import InputError
+from dgemma.errors import DgemmaError, InputError
 
 MAX_BYTES = 16 << 20
 STDIN = "-"
@@ -103,7 +103,7 @@ def write_text_file(file: TextFile, text: str) -> None:
     try:
         before = target.stat()
         if target.read_bytes() != file.data:
-            raise InputError(f"{file.path} was changed meanwhile; nothing was written. Run it again.")
+            raise DgemmaError(f"{file.path} was changed meanwhile; nothing was written. Run it again.")
         with replacing(target) as out:
             if hasattr(os, "chown"):
                 with suppress(OSError):  # another's file, which we may write but not give away
@@ -111,7 +111,7 @@ def write_text_file(file: TextFile, text: str) -> None:
             os.chmod(out.name, stat.S_IMODE(before.st_mode))  # before the text, which may be private
             out.write(file.whole(text).encode())
     except OSError as error:
-        raise InputError(f"{file.path} cannot be written: {error.strerror}.") from None
+        raise DgemmaError(f"{file.path} cannot be written: {error.strerror}.") from None
 
 
 def _read(path: str) -> bytes:

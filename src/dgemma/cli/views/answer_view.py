@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 REPAINTS_PER_SECOND = 15
 SETTLED_NATS = 0.1  # at most so unsure, a token of a draft counts as settled
 
+_LINE_MARK = "\u21b5"
+
 # Style of a draft's token by its entropy in nats; ln 2 is a toss-up between two tokens.
 _COLOURS = ((SETTLED_NATS, ""), (0.7, "\x1b[32m"), (2.0, "\x1b[33m"))
 _NO_COLOURS = ((SETTLED_NATS, "\x1b[1m"), (2.0, ""))
@@ -111,6 +113,8 @@ class LiveView:
     ) -> None:
         self._out = out
         self._encoding = out.encoding or "ascii"
+        # In a draft, where lines come and go from step to step; a final one ends.
+        self._line_mark = _LINE_MARK if encodable(_LINE_MARK, self._encoding) == _LINE_MARK else "/"
         self._token_texts = token_texts
         self._max_steps = max_steps
         self._styles = _COLOURS if colour else _NO_COLOURS
@@ -126,6 +130,7 @@ class LiveView:
         self._continued = False  # rows of the unfinished line have been printed
         self._loose = False  # ... and then the window's width changed: in which column are we?
         self._width = 0
+        self._num_held = 0  # rows of the running canvas: the status line below it shall not jump
 
     def __enter__(self) -> Self:
         with uninterrupted():
@@ -139,7 +144,7 @@ class LiveView:
             if isinstance(event, Draft):
                 self._draft = event
             elif isinstance(event, Commit):
-                self._draft = None
+                self._draft, self._num_held = None, 0
                 self._num_final += len(event.tokens)
                 self._empty &= not event.text
                 self._add(event.thought, DIM)
@@ -149,8 +154,10 @@ class LiveView:
             if self._lines or self._clock() - self._last_paint >= 1 / REPAINTS_PER_SECOND:
                 self._paint()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         with uninterrupted():
+            if kind is KeyboardInterrupt and self._draft is not None:
+                self._add("".join(self._token_texts(self._draft.tokens)).rstrip(), DIM)  # as far as it was
             if self._line or (self._finished and self._empty):
                 self._end_line()
             self._draft = None
@@ -181,6 +188,8 @@ class LiveView:
         self._last_paint = self._clock()
         width, height = window_size(self._out)
         self._loose |= self._continued and width != self._width
+        if width != self._width:
+            self._num_held = 0
         self._width = width
         frame = [BEGIN_UPDATE, self._erased()]
         for text, style in self._lines:
@@ -237,8 +246,11 @@ class LiveView:
             guesses = self._token_texts(self._draft.tokens)
             for text, entropy in zip(guesses, self._draft.entropy, strict=True):
                 style = next((style for most, style in self._styles if entropy <= most), DIM)
-                segments.append((printable(text, self._encoding), style))
-        body = lay_out(segments, width) if any(text for text, _ in segments) else []
+                segments.append((printable(text, self._encoding).replace("\n", self._line_mark), style))
+        body = lay_out(segments, width, whole_words=True) if any(text for text, _ in segments) else []
+        if self._draft is not None:
+            self._num_held = max(self._num_held, len(body))
+            body += [[] for _ in range(self._num_held - len(body))]
         rows = [drawn_row(row) for row in body[max(0, len(body) - height_left + 1) :]]
         rows.append(styled(self._status(width), DIM))
         rows[0] = rows[0] or " "  # over the cell that was not erased
@@ -249,8 +261,6 @@ class LiveView:
         return f"{NO_WRAP}{make_space}{SAVE_CURSOR}{drawn}{RESTORE_CURSOR}{WRAP}"
 
     def _status(self, width: int) -> str:
-        elapsed_s = max(self._clock() - self._started, 1e-9)
-        rate = f"{self._num_final / elapsed_s:.1f} tok/s"
         if self._draft is not None:
             settled = sum(entropy <= SETTLED_NATS for entropy in self._draft.entropy)
             share = settled / max(1, len(self._draft.entropy))
@@ -258,16 +268,21 @@ class LiveView:
                 f"canvas {self._draft.canvas + 1}",
                 f"step {self._draft.step}/{self._max_steps}",
                 f"{share:.0%} settled",
-                rate,
+                *self._rate(self._num_final + settled),
                 f"drafting {len(self._draft.tokens)} tokens",
             ]
         elif self._num_final:
-            parts = [f"{self._num_final} tokens", rate]
+            parts = [f"{self._num_final} tokens", *self._rate(self._num_final)]
         else:
             parts = ["reading the prompt"]
         while len(parts) > 1 and len(" | ".join(parts)) > width:
             parts.pop()
         return " | ".join(parts)[:width]
+
+    def _rate(self, num_tokens: int) -> list[str]:
+        """Of final and settled tokens; none before the first."""
+        rate = num_tokens / max(self._clock() - self._started, 1e-9)
+        return [f"{rate:.1f} tok/s"] if rate >= 0.05 else []
 
 
 def open_answer_view(lm: LanguageModel, options: dict[str, Any]) -> LiveView | PlainView:

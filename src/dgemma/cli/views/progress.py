@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from dgemma.cli.views.terminal import printable
+from dgemma.cli.views.terminal import ERASE_ROW, printable, supports_escapes, window_size
 
 _SECONDS_BETWEEN_LINES = 5.0
 _FAILURES_SHOWN = 5
@@ -16,6 +16,22 @@ _FAILURES_SHOWN = 5
 def print_line(line: str) -> None:
     """To stderr: stdout is for results."""
     print(line, file=sys.stderr, flush=True)
+
+
+class Notice:
+    """What goes on, on a terminal, until something else is shown there: at once, before slow imports."""
+
+    def __init__(self, text: str) -> None:
+        self._is_shown = sys.stderr.isatty()
+        if self._is_shown:
+            width = window_size(sys.stderr)[0]
+            shown = printable(text, sys.stderr.encoding or "ascii")[: width - 1]  # one row: it is erased
+            print(shown, end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._is_shown:
+            self._is_shown = False
+            print(f"\r{ERASE_ROW}" if supports_escapes() else "", end="\r", file=sys.stderr, flush=True)
 
 
 class FirstFailures:

@@ -81,8 +81,11 @@ def printable(text: str, encoding: str) -> str:
     return encodable(encodable(text, encoding).translate(_PICTURES), encoding)
 
 
-def lay_out(segments: Iterable[tuple[str, str]], width: int) -> list[Row]:
-    """(text, style) segments cut into rows as a terminal of `width` cells wraps them."""
+def lay_out(segments: Iterable[tuple[str, str]], width: int, *, whole_words: bool = False) -> list[Row]:
+    """(text, style) segments cut into rows as a terminal of `width` cells wraps them.
+
+    whole_words: cut at spaces, which are left out there; a word that is longer than a row is broken.
+    """
     rows: list[Row] = [[]]
     column = 0
     for cluster, style in clusters(segments):
@@ -94,11 +97,24 @@ def lay_out(segments: Iterable[tuple[str, str]], width: int) -> list[Row]:
         if cluster == "\t":
             cells = max(1, min(_TAB_CELLS - column % _TAB_CELLS, width - column))
         if column and column + cells > width:
-            rows.append([])
-            column = 0
+            is_space = cluster == " "
+            rows.append(_cut_last_word(rows[-1]) if whole_words and not is_space else [])
+            column = sum(_cluster_cells(part) for part, _ in rows[-1])
+            if whole_words and is_space:
+                continue
         rows[-1].append((" " * cells if cluster == "\t" else cluster, style))
         column += cells
     return rows
+
+
+def _cut_last_word(row: Row) -> Row:
+    """Take the letters after its last space off a row; none, if all of it is one word."""
+    begin = next((at for at in range(len(row), 0, -1) if row[at - 1][0].isspace()), 0)
+    if not begin:
+        return []
+    word = row[begin:]
+    del row[begin:]
+    return word
 
 
 def clusters(segments: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:

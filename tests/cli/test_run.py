@@ -1,0 +1,120 @@
+"""`dgemma run`: the largest weights that fit are chosen, fetched, quantized if need be, and answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgemma.checkpoint.bundled import bundled_path
+from dgemma.checkpoint.hub import PullPlan
+from dgemma.checkpoint.parameter_count import count_parameters
+from dgemma.checkpoint.presets import PRESETS
+from dgemma.checkpoint.source import open_checkpoint
+from dgemma.cli import run as run_command
+from dgemma.cli.main import main
+from dgemma.cli.run import choose
+from dgemma.errors import InputError
+from fake_hub import FakeHub, running_hub, use_hub
+
+BIG = PRESETS["26b"].config
+SIZES = count_parameters(BIG).bytes
+EXTRA = 2_000_000_000
+
+
+def published(name: str, size: int) -> PullPlan:
+    return PullPlan(name=name, revision="main", commit="c", files={"w": size}, missing=frozenset(("w",)))
+
+
+def chosen(available: int, wanted: str = "auto", plans: tuple[PullPlan, ...] = (), **more: Any) -> Any:
+    found = choose("owner/big", BIG, wanted, available, is_quantized=False, published=lambda: plans, **more)
+    return found.name, found.format
+
+
+def test_the_largest_form_that_fits_is_chosen() -> None:
+    assert chosen(SIZES["bf16"] + EXTRA) == ("owner/big", None)
+    assert chosen(SIZES["bf16"] + EXTRA - 1) == ("owner/big", "int8")
+    assert chosen(SIZES["int8"] + EXTRA - 1) == ("owner/big", "int4")
+    with pytest.raises(InputError, match=r"owner/big needs .* GB of memory in its smallest form"):
+        chosen(SIZES["4bit"] + EXTRA - 1)
+
+
+def test_published_quantized_weights_go_before_quantizing_here() -> None:
+    plans = (published("some/int4", 16_000_000_000), published("some/nvfp4", 18_000_000_000))
+    assert chosen(40_000_000_000, plans=plans) == ("some/nvfp4", None)
+    assert chosen(19_000_000_000, plans=plans) == ("some/int4", None)
+    assert chosen(SIZES["bf16"] + EXTRA, plans=plans) == ("owner/big", None)
+
+
+def test_what_was_asked_for_is_taken() -> None:
+    assert chosen(10, "plain") == ("owner/big", None)
+    assert chosen(1 << 50, "int4") == ("owner/big", "int4")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with running_hub() as fake:
+        files = bundled_path("text").iterdir()
+        fake.repos["someone/text"] = {file.name: file.read_bytes() for file in files}
+        use_hub(monkeypatch, fake.address, tmp_path / "home")
+        yield fake
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    status = main(["run", *argv])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+ASK = ("A page", "--raw", "--seed", "1", "--max-tokens", "8", "--max-denoising-steps", "2", "--json")
+
+
+def test_from_a_hub_name_to_an_answer(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "someone/text", *ASK)
+    assert status == 0
+    assert json.loads(out)["text"]
+    assert "someone/text: 32.2 MB in memory, which fits into" in err
+    assert re.search(r"to fetch: 3\d\.\d MB", err)
+    assert "a step on a canvas of" in err
+    # The second time nothing is fetched, and the text is the same.
+    hub.requests.clear()
+    again, text, err = run(capsys, "someone/text", *ASK)
+    assert (again, json.loads(text)["text"]) == (0, json.loads(out)["text"])
+    assert "to fetch" not in err
+    assert not [name for name in hub.fetched() if name.endswith(".safetensors")]
+
+
+def test_what_does_not_fit_is_quantized_once(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run_command, "_EXTRA_BYTES", 0)
+    sizes = count_parameters(open_checkpoint(bundled_path("text")).config).bytes
+    monkeypatch.setattr(run_command, "free_bytes", lambda device: sizes["bf16"] - 1)
+    status, out, err = run(capsys, "someone/text", *ASK)
+    assert status == 0
+    assert json.loads(out)["text"]
+    assert "quantized to int8 here: bfloat16" in err
+    (made,) = (tmp_path / "cache" / "dgemma" / "models").iterdir()
+    assert open_checkpoint(made).quantized
+    written = (made / "config.json").stat().st_mtime_ns
+    assert json.loads(run(capsys, "someone/text", *ASK)[1])["text"] == json.loads(out)["text"]
+    assert (made / "config.json").stat().st_mtime_ns == written
+
+
+def test_a_bundled_model_needs_no_hub(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "bundled:text", *ASK)
+    assert status == 0
+    assert json.loads(out)["text"]
+    assert "to fetch" not in err
+
+
+def test_a_prompt_in_place_of_the_model_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, "Tell me a joke")
+    assert status == 2
+    assert "dgemma run bundled:text 'Tell me a joke'" in err
