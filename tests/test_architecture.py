@@ -57,11 +57,12 @@ TORCH_FREE_PACKAGES = ("text", "sudoku", "server", "tasks", "structured_output")
 TORCH_FREE = [
     "errors.py", "params.py", "events.py", "durable_files.py", "worker_process.py", "machine.py",
     "model/config.py",
-    "checkpoint/hub.py",
+    "checkpoint/hub.py", "checkpoint/hub_cache.py",
     "checkpoint/names.py", "checkpoint/presets.py", "checkpoint/parameter_count.py", "checkpoint/source.py",
     "checkpoint/safetensors_file.py", "checkpoint/adapter_source.py", "checkpoint/adapter_config.py",
     "training/report.py", "training/callbacks.py", "training/curves.py", "training/data/stream.py",
     "training/data/sources.py", "training/data/records.py", "training/data/jsonl.py",
+    "training/data/parquet.py", "training/data/dataset_formats.py",
     "training/data/order.py",
     "training/data/text_windows.py", "__init__.py",
     "checkpoint/bundled.py", "engine/block_pool.py", "engine/prefix_cache.py", "engine/kv_cache_manager.py",

@@ -29,9 +29,12 @@ LINES: dict[str, tuple[list[str], list[list[str]]]] = {
     "info": (["PATH"], [["--json"], ["--check"]]),
     "new": (["OUT"], [["--preset", "tiny"], ["--config-only"]]),
     "pull": (["NAME"], []),
+    "list": ([], [["--json"]]),
+    "rm": (["NAME"], [["--yes"]]),
     "bench": (["MODEL"], [["--json"]]),
     "doctor": ([], [["--json"]]),
     "selfcheck": ([], [["--device", "cpu"]]),
+    "completion": (["bash"], []),
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.cli import train
 from dgemma.cli.main import main
+from dgemma.training import memory
+from dgemma.training.memory import MemoryEstimate
 from dgemma.training.recipe import Recipe
 
 
@@ -80,7 +84,82 @@ def test_a_dry_run_counts_the_data_and_estimates_here_and_at_the_released_size(
     whole, packed = (float(rows[name][-2]) for name in ("26 B", "26 B, 4-bit base"))
     assert 1.5 < whole < 4
     assert packed < whole
+    assert " card: " not in out  # it fits
     assert not (place / "dry").exists()
+
+
+def fake_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 GB of weights, 10 with four bits, and 10 GB for each example kept whole."""
+
+    def estimate(config: object, recipe: Recipe) -> MemoryEstimate:
+        examples = recipe.micro_batch or recipe.batch
+        each = 2 * recipe.noise.canvases if recipe.recompute else 10
+        large = config == PRESETS["26b"].config
+        return MemoryEstimate(weights=(40 if large else 4) * GB, trained=GB, activations=examples * each * GB)
+
+    monkeypatch.setattr(memory, "estimate_step", estimate)
+    monkeypatch.setattr(memory, "with_4bit_base", lambda found, *_: replace(found, weights=10 * GB))
+
+
+GB = 10**9
+QUANTIZE = "a 4-bit base (dgemma quantize MODEL OUT --format int4, then model=OUT)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (["batch=4"], "this model on a 24 GB card: 15.0 GB with micro_batch=1"),
+        (["batch=1"], f"26 B on a 24 GB card: 13.0 GB with recompute=true, on {QUANTIZE}"),
+        (["batch=1", "recompute=true"], f"26 B on a 24 GB card: 13.0 GB with {QUANTIZE}"),
+        (
+            ["batch=1", "train=all"],
+            "26 B on a 24 GB card: does not fit, even with micro_batch=1 recompute=true; train an adapter "
+            "(train=lora)",
+        ),
+        (
+            ["batch=1", "noise.canvases=8"],
+            "26 B on a 24 GB card: does not fit, even with micro_batch=1 recompute=true on a 4-bit base; "
+            "lower data.max_length",
+        ),
+    ],
+)
+def test_a_dry_run_ends_with_what_fits_a_card(
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: list[str],
+    line: str,
+) -> None:
+    fake_estimates(monkeypatch)
+    status, out, err = run(capsys, "train", *basics(place, "dry"), *changes, "--dry-run")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == line
+
+
+def test_a_dry_run_says_what_it_does_on_a_terminal(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_estimates(monkeypatch)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    status, _, err = run(capsys, "train", *basics(place, "dry"), "--dry-run")
+    assert status == 0
+    assert err.splitlines() == [
+        "reading the recipe and the data ...",
+        "estimating a step of this model ...",
+        "estimating a step of 26 B ...",
+        "looking for a setting that fits a card ...",
+    ]
+
+
+def test_a_dry_run_speaks_before_torch_is_imported() -> None:
+    code = (
+        "import sys; from dgemma.cli import main, train\n"
+        "sys.stderr.isatty = lambda: True\n"
+        "train.print_line = lambda line: sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)\n"
+        "main.main(['train', 'model=m', '--dry-run']); sys.exit('it said nothing')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_faults_in_the_data_are_listed_with_their_place(

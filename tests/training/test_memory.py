@@ -11,7 +11,15 @@ import torch
 from dgemma.checkpoint.parameter_count import count_parameters
 from dgemma.checkpoint.presets import PRESETS, layers
 from dgemma.model.lora import LoraSettings
-from dgemma.training.memory import MemoryEstimate, estimate_step, peak_bytes, with_4bit_base
+from dgemma.training import memory
+from dgemma.training.memory import (
+    CheaperSetting,
+    MemoryEstimate,
+    cheaper_setting,
+    estimate_step,
+    peak_bytes,
+    with_4bit_base,
+)
 from dgemma.training.recipe import DataRecipe, Recipe
 
 MB = 1 << 20
@@ -109,3 +117,79 @@ def test_a_four_bit_base_packs_its_matrices_and_unpacks_one() -> None:
     assert saved == pytest.approx(parts["experts"] * (2 - 0.5625) + eight_bits * (2 - 1.03), rel=0.03)
     assert packed.activations - plain.activations == 128 * 64 * (4 + 2)  # the largest query projection
     assert packed.trained == plain.trained
+
+
+GB = 10**9
+TRIED = tuple[int | None, bool]
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[TRIED]:
+    """Estimates without a step: 40 GB of weights, 10 with four bits, and 8 GB for each example kept whole."""
+    tried: list[TRIED] = []
+
+    def estimate(config: object, recipe: Recipe) -> MemoryEstimate:
+        tried.append((recipe.micro_batch, recipe.recompute))
+        examples = recipe.micro_batch or recipe.batch
+        each = 2 * GB if recipe.recompute else 8 * GB
+        return MemoryEstimate(weights=40 * GB, trained=GB, activations=examples * each)
+
+    def packed(found: MemoryEstimate, config: object, recipe: Recipe) -> MemoryEstimate:
+        return replace(found, weights=10 * GB)
+
+    monkeypatch.setattr(memory, "estimate_step", estimate)
+    monkeypatch.setattr(memory, "with_4bit_base", packed)
+    return tried
+
+
+BOTH = ("micro_batch=1", "recompute=true")
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit", "expected", "steps"),
+    [
+        ({}, 50, (("micro_batch=1",), False, 49), [(1, False)]),
+        ({}, 44, (BOTH, False, 43), [(1, False), (1, True)]),
+        ({}, 42, (BOTH, True, 13), [(1, False), (1, True)]),  # packed from the last estimate
+        (
+            {},
+            24,
+            (BOTH, True, 13),
+            [(1, True)],
+        ),  # the weights alone are too many: not tried without four bits
+        ({"micro_batch": 1}, 44, (("recompute=true",), False, 43), [(1, True)]),
+        ({"batch": 1}, 44, (("recompute=true",), False, 43), [(None, True)]),
+        ({"recompute": True}, 44, (("micro_batch=1",), False, 43), [(1, True)]),
+        ({"micro_batch": 1, "recompute": True}, 24, ((), True, 13), []),
+        ({"compile": True}, 24, ((*BOTH, "compile=false"), True, 13), [(1, True)]),
+        ({"compile": True}, 44, (BOTH, False, 43), [(1, False), (1, True)]),
+        ({}, 12, None, [(1, True)]),
+        ({}, 10, None, []),  # even four bits are too many
+        ({"train": "all"}, 44, (BOTH, False, 43), [(1, False), (1, True)]),
+        ({"train": "all"}, 24, None, []),  # trained weights are not packed
+    ],
+)
+def test_the_first_setting_that_fits_is_found_with_few_estimates(
+    tried: list[TRIED],
+    changes: dict[str, object],
+    limit: int,
+    expected: tuple[tuple[str, ...], bool, int] | None,
+    steps: list[TRIED],
+) -> None:
+    recipe = recipe_of(**changes)
+    first = memory.estimate_step(CONFIG, recipe)
+    tried.clear()
+    found = cheaper_setting(CONFIG, recipe, first, limit * GB)
+    assert tried == steps
+    if expected is None:
+        assert found is None
+        return
+    assert isinstance(found, CheaperSetting)
+    assert (found.changes, found.has_4bit_base, found.estimate.total // GB) == expected
+
+
+def test_the_setting_that_is_named_has_the_estimate_of_its_recipe() -> None:
+    plain = basic_estimate()
+    cheap = estimate_step(CONFIG, recipe_of(micro_batch=1))
+    found = cheaper_setting(CONFIG, recipe_of(), plain, cheap.total)
+    assert found == CheaperSetting(changes=("micro_batch=1",), has_4bit_base=False, estimate=cheap)

@@ -79,7 +79,7 @@ def resolve(
     like_a_path = text.startswith((".", "/", "~")) or "\\" in text or text.count("/") > 1
     if like_a_path or isinstance(name_or_path, Path):
         raise CheckpointError(f"{path} does not exist{_suggestion(path)} Give the directory of a checkpoint.")
-    if not _HUB_NAME.fullmatch(text):
+    if not is_hub_name(text):
         raise CheckpointError(
             f"{text!r} is neither a directory here nor a hub name such as {EXAMPLE_NAME}{_suggestion(path)}"
         )
@@ -108,6 +108,10 @@ def resolve_config(name_or_path: str | Path) -> Path:
         raise _hub_error(error, text, "main") from error
 
 
+def is_hub_name(text: str) -> bool:
+    return _HUB_NAME.fullmatch(text) is not None
+
+
 def pull(name: str, *, revision: str | None = None, progress: Progress | None = None) -> Path:
     """Query the hub for the newest snapshot of `revision` and fetch the missing files."""
     return fetch(plan_pull(name, revision=revision), progress)
@@ -118,13 +122,13 @@ def cached(name: str, *, revision: str | None = None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(name, "config.json", revision=revision)
-    complete = isinstance(config, str) and not _missing_weights(Path(config).parent)
+    complete = isinstance(config, str) and not missing_weights(Path(config).parent)
     return Path(str(config)).parent if complete else None
 
 
 def plan_pull(name: str, *, revision: str | None = None) -> PullPlan:
     """Query the hub for files and sizes. If it cannot be reached, plan with a complete copy in the cache."""
-    if not _HUB_NAME.fullmatch(name):
+    if not is_hub_name(name):
         raise CheckpointError(f"{name!r} is not a hub name; give owner/name, for example {EXAMPLE_NAME}.")
     import httpx2
     from huggingface_hub import HfApi, constants
@@ -154,9 +158,9 @@ def plan_pull(name: str, *, revision: str | None = None) -> PullPlan:
     return PullPlan(name=name, revision=requested, commit=commit, files=sizes, missing=missing)
 
 
-def is_hub_name(text: str) -> bool:
+def is_on_hub(text: str) -> bool:
     """Whether `resolve` would look for it on the hub."""
-    return bool(_HUB_NAME.fullmatch(text)) and not os.path.exists(text)
+    return is_hub_name(text) and not os.path.exists(text)
 
 
 def published_quantized(name: str) -> list[PullPlan]:
@@ -202,7 +206,7 @@ def fetch(plan: PullPlan, progress: Progress | None = None) -> Path:
     except (OSError, ValueError, RuntimeError, httpx2.HTTPError) as error:  # RuntimeError: Xet storage
         raise _hub_error(error, plan.name, plan.revision) from error
     directory = Path(paths[0]).parent
-    if absent := _missing_weights(directory):
+    if absent := missing_weights(directory):
         raise CheckpointError(
             f"{plan.name} lacks {absent[0]!r}, which its index names, on the hub too; give another revision."
         )
@@ -222,7 +226,7 @@ def _plan_from_cache(name: str, revision: str, why: str, remedy: str) -> PullPla
     return PullPlan(name=name, revision=revision, commit=commit, files=sizes, missing=nothing, note=why)
 
 
-def _missing_weights(directory: Path) -> list[str]:
+def missing_weights(directory: Path) -> list[str]:
     """The weight files that a snapshot lacks. `open_checkpoint` refuses a corrupt index."""
     index = directory / _INDEX
     if (directory / "model.safetensors").exists():

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from dgemma.checkpoint.hub import resolve, resolve_config
 from dgemma.checkpoint.parameter_count import ParameterCounts, count_parameters
 from dgemma.checkpoint.source import open_checkpoint, read_config
+from dgemma.cli.views.progress import size_text
 from dgemma.machine import memory_facts
 from dgemma.model.config import LayerKind, ModelConfig
 
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         if source is not None:
             schemes = {entry.scheme.name for entry in source.quantized.values()}
             quantized = f", quantized ({', '.join(sorted(schemes))})" if schemes else ""
-            print(f"weights: {shown_bytes(source.nbytes)} in {len(source.files)} files, complete{quantized}")
+            print(f"weights: {size_text(source.nbytes)} in {len(source.files)} files, complete{quantized}")
     return 0
 
 
@@ -92,15 +93,15 @@ def _page(config: ModelConfig, census: ParameterCounts, fits: dict[str, bool], m
     lines.append("weights in memory")
     for name, size in census.bytes.items():
         verdict = "fits here" if fits[name] else "does not fit here"
-        lines.append(f"  {name:<26}{shown_bytes(size):>22}   {verdict}")
-    lines.append(f"  {'memory of this machine':<26}{shown_bytes(memory):>22}")
+        lines.append(f"  {name:<26}{size_text(size):>22}   {verdict}")
+    lines.append(f"  {'memory of this machine':<26}{size_text(memory):>22}")
     lines.append("cache per sequence in bf16, per 1,000 tokens of context")
     kv = census.kv_bytes_per_1k_tokens
     lines += rows(
         [
-            ("full layers", shown_bytes(kv["full"])),
-            ("sliding layers", shown_bytes(kv["sliding"])),
-            (f"  (at most {config.window - 1:,} tokens)", shown_bytes(census.kv_window_bytes)),
+            ("full layers", size_text(kv["full"])),
+            ("sliding layers", size_text(kv["sliding"])),
+            (f"  (at most {config.window - 1:,} tokens)", size_text(census.kv_window_bytes)),
         ]
     )
     return "\n".join(lines)
@@ -111,10 +112,3 @@ def _short(count: int) -> str:
         if count >= size:
             return f"{count / size:.2f} {unit}"
     return str(count)
-
-
-def shown_bytes(count: int) -> str:
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"

@@ -32,9 +32,12 @@ COMMANDS = {
     "info": "a model's size, parts and cache; does it fit here?",
     "new": "a random checkpoint for experiments",
     "pull": "fetch a checkpoint from the hub",
+    "list": "the models on this machine",
+    "rm": "delete a model from the hub cache",
     "bench": "what a step, a commit and a token cost here",
     "doctor": "what this machine has, and what that means",
     "selfcheck": "are the numbers right on this device?",
+    "completion": "a completion script for bash, zsh or fish",
 }
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from dgemma.checkpoint.hub import (
     EXAMPLE_NAME,
     PullPlan,
-    is_hub_name,
+    is_on_hub,
     plan_pull,
     published_quantized,
     resolve,
@@ -28,10 +28,9 @@ from dgemma.checkpoint.hub import (
 from dgemma.checkpoint.parameter_count import count_parameters
 from dgemma.checkpoint.source import read_config
 from dgemma.cli import chat, generate
-from dgemma.cli.info import shown_bytes
 from dgemma.cli.options import add_generation_arguments, add_response_format_arguments, check_model
 from dgemma.cli.pull import fetch_with_progress
-from dgemma.cli.views.progress import Notice, byte_progress, print_line
+from dgemma.cli.views.progress import Notice, byte_progress, print_line, size_text
 from dgemma.errors import CheckpointError, InputError
 from dgemma.machine import memory_facts
 
@@ -92,15 +91,15 @@ def prepare(model: str, wanted: str, device_name: str) -> Path:
         choice = choose(
             model, config, wanted, free_bytes(device),
             is_quantized=raw.get("quantization_config") is not None,
-            published=lambda: published_quantized(model) if is_hub_name(model) else [],
+            published=lambda: published_quantized(model) if is_on_hub(model) else [],
         )  # fmt: skip
-        pull = plan_pull(choice.name) if is_hub_name(choice.name) else None
+        pull = plan_pull(choice.name) if is_on_hub(choice.name) else None
         seconds = step_seconds(config, device)
     finally:
         notice.clear()
-    print_line(f"{choice.name}: {shown_bytes(choice.num_bytes)} in memory, {choice.why}")
+    print_line(f"{choice.name}: {size_text(choice.num_bytes)} in memory, {choice.why}")
     if pull is not None and pull.missing_bytes:
-        print_line(f"to fetch: {shown_bytes(pull.missing_bytes)}")
+        print_line(f"to fetch: {size_text(pull.missing_bytes)}")
     canvas = f"a step on a canvas of {config.canvas_len} tokens"
     print_line(f"{canvas}: about {seconds:.2g} s here; 12 to 48 steps are usual")
     return _quantized(choice, pull) if choice.format else _fetched(choice.name, pull)

@@ -2,7 +2,8 @@
 
 A recipe is a YAML or Python file; single entries can be given or changed as name=value. Ctrl-C ends the run
 after its step and keeps its state: the same command resumes it, bit for bit. --dry-run loads no weights:
-it checks the data and estimates the memory of a step, for this model and at the released size."""
+it checks the data, estimates the memory of a step, for this model and at the released size, and names a
+setting that fits a 24 GB card."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from dgemma.checkpoint.hub import resolve
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.source import read_config
+from dgemma.cli.views.progress import print_line
 from dgemma.cli.views.train_view import TrainView, open_train_view
 from dgemma.errors import InputError
 from dgemma.machine import memory_facts
@@ -42,6 +44,10 @@ EXAMPLES = (
 )
 
 
+# What the common cards for one person have.
+CARD_BYTES = 24_000_000_000
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a YAML or Python file, or name=value")
     parser.add_argument("changes", metavar="NAME=VALUE", nargs="*", help="entries of the recipe")
@@ -52,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.dry_run:
+        _say("reading the recipe and the data ...")  # before the import below, which takes seconds
     from dgemma.training.recipe_file import read_recipe
 
     changes = list(args.changes)
@@ -149,9 +157,12 @@ def _memory_table(recipe: Recipe, config: ModelConfig) -> str:
     from dgemma.training.memory import estimate_step, with_4bit_base
 
     released = PRESETS["26b"].config
+    _say("estimating a step of this model ...")
     rows: list[tuple[str, MemoryEstimate]] = [("this model", estimate_step(config, recipe))]
     if config != released:
+        _say("estimating a step of 26 B ...")
         rows.append(("26 B", estimate_step(released, recipe)))
+    name, estimate = rows[0] if rows[0][1].total > CARD_BYTES else rows[-1]
     if recipe.train == "lora":
         rows.append(("26 B, 4-bit base", with_4bit_base(rows[-1][1], released, recipe)))
     size = recipe.micro_batch or recipe.batch
@@ -161,13 +172,39 @@ def _memory_table(recipe: Recipe, config: ModelConfig) -> str:
         f"{', recomputing' if recipe.recompute else ''}), estimated:",
         head,
     ]
-    for name, estimate in rows:
-        cells = (estimate.weights, estimate.trained, estimate.activations, estimate.total)
-        lines.append(f"{name:<20}" + "".join(f"{_size(cell):>12}" for cell in cells))
+    for row, found in rows:
+        cells = (found.weights, found.trained, found.activations, found.total)
+        lines.append(f"{row:<20}" + "".join(f"{_size(cell):>12}" for cell in cells))
     if recipe.device == "cpu":
         memory = memory_facts()
         lines.append(f"this machine has {_size(memory.available_bytes)} free of {_size(memory.memory_bytes)}")
+    if estimate.total > CARD_BYTES:
+        shape = config if name == "this model" else released
+        lines.append(f"{name} on a {CARD_BYTES / 1e9:.0f} GB card: {_on_a_card(recipe, shape, estimate)}")
     return "\n".join(lines)
+
+
+def _on_a_card(recipe: Recipe, config: ModelConfig, estimate: MemoryEstimate) -> str:
+    """What to type so that a step fits, or that nothing does."""
+    from dgemma.training.memory import cheaper_setting
+
+    _say("looking for a setting that fits a card ...")
+    found = cheaper_setting(config, recipe, estimate, CARD_BYTES)
+    if found is None:
+        if recipe.train != "lora":
+            return "does not fit, even with micro_batch=1 recompute=true; train an adapter (train=lora)"
+        return "does not fit, even with micro_batch=1 recompute=true on a 4-bit base; lower data.max_length"
+    changes = " ".join(found.changes)
+    if found.has_4bit_base:
+        base = "a 4-bit base (dgemma quantize MODEL OUT --format int4, then model=OUT)"
+        changes = f"{changes}, on {base}" if changes else base
+    return f"{found.estimate.total / 1e9:.1f} GB with {changes}"
+
+
+def _say(line: str) -> None:
+    """What takes its time, on a terminal only."""
+    if sys.stderr.isatty():
+        print_line(line)
 
 
 def _size(num_bytes: int) -> str:

@@ -41,8 +41,22 @@ class MemoryEstimate:
     activations: int  # at their peak, gradients included
 
     @property
+    def fixed(self) -> int:
+        """What neither the size of a batch nor recomputing changes."""
+        return self.weights + self.trained
+
+    @property
     def total(self) -> int:
-        return self.weights + self.trained + self.activations
+        return self.fixed + self.activations
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheaperSetting:
+    """A recipe that needs less memory. changes: what to type, such as "micro_batch=1"."""
+
+    changes: tuple[str, ...]
+    has_4bit_base: bool
+    estimate: MemoryEstimate
 
 
 def estimate_step(config: ModelConfig, recipe: Recipe) -> MemoryEstimate:
@@ -70,6 +84,48 @@ def with_4bit_base(estimate: MemoryEstimate, config: ModelConfig, recipe: Recipe
                 dequantized = spec.size // (spec.shape[0] if len(spec.shape) == 3 else 1)
                 largest = max(largest, dequantized * (4 + size))
     return replace(estimate, weights=estimate.weights - saved, activations=estimate.activations + largest)
+
+
+def cheaper_setting(
+    config: ModelConfig, recipe: Recipe, estimate: MemoryEstimate, limit: int
+) -> CheaperSetting | None:
+    """The first of these settings, each added to the ones before, whose step fits into `limit` bytes.
+
+    micro_batch=1 and recompute=true change the time of a step only; a 4-bit base, of an adapter, comes last.
+    estimate: of `recipe`. Weights and optimizer are the same in all settings, so a step is estimated again,
+    which takes seconds, only where it can fit.
+    """
+    settings = _with_fewer_activations(recipe)
+    if estimate.fixed <= limit:
+        for changes, changed in settings:
+            estimate = estimate_step(config, changed)
+            if estimate.total <= limit:
+                return CheaperSetting(changes=changes, has_4bit_base=False, estimate=estimate)
+    was_tried = estimate.fixed <= limit or not settings
+    packed = with_4bit_base(estimate, config, recipe)
+    if recipe.train != "lora" or packed.fixed > limit:
+        return None
+    changes, changed = settings[-1] if settings else ((), recipe)
+    if not was_tried:
+        packed = with_4bit_base(estimate_step(config, changed), config, changed)
+    if packed.total > limit:
+        return None
+    if recipe.compile:
+        changes += ("compile=false",)  # products of a quantized base are not traced
+    return CheaperSetting(changes=changes, has_4bit_base=True, estimate=packed)
+
+
+def _with_fewer_activations(recipe: Recipe) -> list[tuple[tuple[str, ...], Recipe]]:
+    """The changes and the recipe with them; each has those before it."""
+    found: list[tuple[tuple[str, ...], Recipe]] = []
+    changes: tuple[str, ...] = ()
+    if (recipe.micro_batch or recipe.batch) > 1:
+        recipe, changes = replace(recipe, micro_batch=1), (*changes, "micro_batch=1")
+        found.append((changes, recipe))
+    if not recipe.recompute:
+        recipe, changes = replace(recipe, recompute=True), (*changes, "recompute=true")
+        found.append((changes, recipe))
+    return found
 
 
 def _estimate(config: ModelConfig, recipe: Recipe) -> MemoryEstimate:

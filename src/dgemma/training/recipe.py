@@ -12,13 +12,14 @@ from typing import Any, Literal
 
 from dgemma.errors import InputError, suggestion
 from dgemma.model.lora import PARTS, LoraSettings
+from dgemma.training.data.records import IGNORED_KEYS
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataRecipe:
     """The source of training examples; docs/training-data.md describes the formats.
 
-    path: a JSONL or text file, a directory, or a pattern such as "notes/*.md".
+    path: a JSONL, Parquet or text file, a directory, or a pattern such as "notes/*.md".
     also: more such paths, of any format, mixed in proportion to their numbers of records; a path listed twice
       counts twice.
     records: instead of a path, from a Python recipe: a sequence or a stream of records or `TrainingExample`s.
@@ -26,6 +27,7 @@ class DataRecipe:
     prompt_format: "chat", "raw", or "auto": chat where the checkpoint has a template.
     thinking: whether chats without a "thinking" entry are rendered with thinking on.
     shuffle_buffer: records in the buffer that shuffles a stream.
+    ignored_keys: keys of records, or columns of tables, that are left out.
     """
 
     path: str | None = None
@@ -36,6 +38,7 @@ class DataRecipe:
     thinking: bool = False
     shuffle: bool = True
     shuffle_buffer: int = 1024
+    ignored_keys: tuple[str, ...] = IGNORED_KEYS
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.records is None):

@@ -184,6 +184,7 @@ def _open_stream(
         prompt_format=recipe.prompt_format,
         max_length=recipe.max_length,
         thinking=recipe.thinking,
+        ignored_keys=recipe.ignored_keys,
         vocab_size=vocab_size,
     )
     if recipe.path is not None:

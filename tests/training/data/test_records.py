@@ -51,8 +51,12 @@ def shown(reading: RecordReading) -> list[str]:
         (CHAT, {"text": "a", "id": 7, "source": "s", "meta": {}, "metadata": []}, "<bos>[[a<eos>]]"),
         (CHAT, {"text": "a", "messages": None, "other": None}, "<bos>[[a<eos>]]"),
         (RecordReader(tokenizer=TOKENIZER, ignored_keys=("k",)), {"text": "a", "k": 1}, "<bos>[[a<eos>]]"),
+        (
+            RecordReader(tokenizer=TOKENIZER, ignored_keys=("prompt",)), {"text": "a", "prompt": "b"},
+            "<bos>[[a<eos>]]",
+        ),
     ],
-    ids=range(11),
+    ids=range(12),
 )  # fmt: skip
 def test_each_form_says_what_is_learned(reader: RecordReader, record: Any, expected: str) -> None:
     assert shown(reader.read(record)) == [expected]
@@ -168,11 +172,11 @@ def test_of_several_replies_those_with_room_remain() -> None:
     ("reader", "record", "problem"),
     [
         (CHAT, [1], "the record is of type list; give an object"),
-        (CHAT, {}, "given by one of the keys messages, prompt, text, tokens; it has none of them"),
-        (CHAT, {"text": "a", "prompt": "b"}, "it has both 'prompt' and 'text'"),
+        (CHAT, {}, "keys messages, prompt, text, tokens, conversations, instruction; it has none of them"),
+        (CHAT, {"text": "a", "prompt": "b"}, "both 'prompt' and 'text'. Name those .* in ignored_keys"),
         (CHAT, {"txt": "a"}, "it has none of them"),
         (CHAT, {"prompt": "a", "respons": "b"}, "unknown key 'respons'; did you mean 'response'"),
-        (CHAT, {"text": "a", "weight": 1}, "the unknown key 'weight'. Remove it, or name it among"),
+        (CHAT, {"text": "a", "weight": 1}, "the unknown key 'weight'. Remove it, or name it in ignored_keys"),
         (CHAT, {"text": "a", 7: 1}, "the unknown key '7'. Remove it"),
         (CHAT, {"messages": MESSAGES, "response": "b"}, "unknown key 'response'"),
         (CHAT, {"prompt": "a"}, "'prompt' and no response; give the text to learn"),

@@ -291,13 +291,16 @@ def test_faults_in_records_are_told_with_their_number() -> None:
     [
         ("absent.jsonl", "absent.jsonl does not exist; give a file, a directory or a pattern"),
         ("*.none", "does not exist"),
-        ("d.json", r"d.json ends in '.json'; known are .jsonl, .txt, .md, .py; did you mean '.jsonl'"),
+        (
+            "d.json",
+            r"d.json ends in '.json'; known are .jsonl, .parquet, .txt, .md, .py; did you mean '.jsonl'",
+        ),
         ("*.gz", r"ends in '.gz'; known are"),
         (
             "mixed",
             "mixed holds both JSON lines and text files; give one as data.path, the other as data.also",
         ),
-        ("nothing", "nothing holds no file that ends in .jsonl, .txt, .md, .py"),
+        ("nothing", "nothing holds no file that ends in .jsonl, .parquet, .txt, .md, .py"),
         ("blank.jsonl", "blank.jsonl holds no records; there is nothing to learn"),
         ("blank.txt", "blank.txt holds no records"),
     ],

@@ -34,6 +34,13 @@ class Notice:
             print(f"\r{ERASE_ROW}" if supports_escapes() else "", end="\r", file=sys.stderr, flush=True)
 
 
+def size_text(num_bytes: int) -> str:
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} B"
+
+
 class FirstFailures:
     """The first few failures of long work, line by line; then once that there are more."""
 

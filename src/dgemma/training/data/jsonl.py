@@ -40,7 +40,7 @@ class JsonLines:
         try:
             with self.path.open("rb") as file:
                 # If the file was modified since, the offsets are wrong.
-                if _state(file.fileno()) != self._state:
+                if file_state(file.fileno()) != self._state:
                     raise InputError(f"{self.path} changed while it was in use; start again.")
                 file.seek(start)
                 line = file.readline(MAX_LINE_BYTES + 1)
@@ -64,7 +64,7 @@ class JsonLines:
     def _index(self, progress: Progress | None) -> array[int]:
         starts = array("q")
         with self.path.open("rb") as file:
-            self._state = _state(file.fileno())
+            self._state = file_state(file.fileno())
             start, is_line_start, number = 0, True, 0
             # In parts: a file that is not JSON Lines may be one line, larger than memory.
             while part := file.readline(_PART_BYTES):
@@ -80,7 +80,8 @@ class JsonLines:
         return starts
 
 
-def _state(file: int) -> tuple[int, int]:
+def file_state(file: int) -> tuple[int, int]:
+    """(size, time of change) of an open file: another one means that it was modified."""
     stat = os.fstat(file)
     return stat.st_size, stat.st_mtime_ns
 

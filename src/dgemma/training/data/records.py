@@ -1,6 +1,6 @@
 """Convert a record of training data to examples. No torch.
 
-A record is a chat, a prompt with its response, a text, or tokens:
+A record is a chat, a prompt with its response, a text, or tokens; ShareGPT's and Alpaca's forms are read too:
 
 | keys | what is learned |
 |---|---|
@@ -8,6 +8,8 @@ A record is a chat, a prompt with its response, a text, or tokens:
 | prompt, response (or completion), tools?, thinking? | the response |
 | text | all of it |
 | tokens, responses, clipped? | the spans that `responses` names |
+| conversations, tools?, thinking? | ShareGPT: as messages |
+| instruction, input?, output, thinking? | Alpaca: as prompt and response |
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from dgemma.errors import InputError, suggestion
 from dgemma.text.chat_template import ChatTemplate
 from dgemma.text.reply_spans import reply_spans
 from dgemma.text.tokenizer import Tokenizer
+from dgemma.training.data.dataset_formats import alpaca_prompt, sharegpt_messages
 
 Progress = Callable[[int, int | None], None]
 """Called with (done so far, total); the total is None where it is not known."""
@@ -33,6 +36,8 @@ _FORMATS = {
     "prompt": ("prompt", "response", "completion", "tools", "thinking"),
     "text": ("text",),
     "tokens": ("tokens", "responses", "clipped"),
+    "conversations": ("conversations", "tools", "thinking"),
+    "instruction": ("instruction", "input", "output", "thinking"),
 }
 _PROMPT_FORMATS = ("auto", "chat", "raw")
 
@@ -103,7 +108,7 @@ class RecordReader:
       template.
     max_length: examples are truncated to this many tokens.
     thinking: the default of a chat's "thinking" entry.
-    ignored_keys: keys that records may have beside those of their format.
+    ignored_keys: keys that are left out of every record, whatever their value.
     vocab_size: of the model; tokens must be smaller.
     """
 
@@ -171,12 +176,19 @@ class RecordReader:
         if not isinstance(record, Mapping):
             raise InputError(f"the record is of type {type(record).__name__}; give an object.")
         # Tables exported as JSON have every column in each record, with null for unused ones.
-        entries = {key: value for key, value in record.items() if value is not None}
+        entries = {
+            key: value for key, value in record.items() if value is not None and key not in self.ignored_keys
+        }
         match self._format_of(entries):
             case "messages":
                 return self._chat(entries["messages"], entries, num_prompt_messages=0)
             case "prompt":
                 return self._prompt_response(entries)
+            case "conversations":
+                messages = sharegpt_messages(entries["conversations"])
+                return self._chat(messages, entries, num_prompt_messages=0)
+            case "instruction":
+                return self._alpaca(entries)
             case "text":
                 bos = self.bos()
                 if not bos:
@@ -191,8 +203,10 @@ class RecordReader:
         formats = [name for name in _FORMATS if name in entries]
         if len(formats) != 1:
             found = "both " + " and ".join(map(repr, formats)) if formats else "none of them"
+            remedy = " Name those that are not meant in ignored_keys." if formats else ""
             raise InputError(
                 f"the record's format is given by one of the keys {', '.join(_FORMATS)}; it has {found}."
+                + remedy
             )
         known = (*_FORMATS[formats[0]], *self.ignored_keys)
         for key in entries:
@@ -200,7 +214,7 @@ class RecordReader:
                 hint = suggestion(key, known) if isinstance(key, str) and len(key) <= 40 else "."
                 raise InputError(
                     f"the record has {formats[0]!r} and the unknown key {str(key)[:40]!r}{hint} Remove it, "
-                    "or name it among the keys to ignore."
+                    "or name it in ignored_keys."
                 )
         return formats[0]
 
@@ -227,6 +241,21 @@ class RecordReader:
             for chat in chats
         ]
 
+    def _alpaca(self, entries: dict[Any, Any]) -> list[TrainingExample]:
+        if "output" not in entries:
+            raise InputError(
+                "the record has 'instruction' and no 'output'; give the text to learn there.", field="output"
+            )
+        if not isinstance(entries["output"], str):
+            raise InputError.about("output", f"is of type {type(entries['output']).__name__}; give a string.")
+        prompt = alpaca_prompt(entries, is_raw=self._is_raw)
+        rest = {key: value for key, value in entries.items() if key == "thinking"}
+        return self._prompt_response({"prompt": prompt, "response": entries["output"], **rest})
+
+    @property
+    def _is_raw(self) -> bool:
+        return self.template is None or self.prompt_format == "raw"
+
     def _prompt_response(self, entries: dict[Any, Any]) -> list[TrainingExample]:
         keys = [key for key in ("response", "completion") if key in entries]
         if len(keys) != 1:
@@ -238,7 +267,7 @@ class RecordReader:
         prompt, response = entries["prompt"], entries[keys[0]]
         if not isinstance(response, str):
             raise InputError.about(keys[0], f"is of type {type(response).__name__}; give a string.")
-        if isinstance(prompt, str) and (self.template is None or self.prompt_format == "raw"):
+        if isinstance(prompt, str) and self._is_raw:
             for key in ("tools", "thinking"):
                 if key in entries:
                     raise InputError(

@@ -1,4 +1,4 @@
-"""Sources of records: JSON Lines files, text files, Python sequences and iterables.
+"""Sources of records: JSON Lines, Parquet and text files, Python sequences and iterables.
 
 A `RecordSource` has random access by record number. A `StreamSource` is read in sequence only.
 """
@@ -14,11 +14,13 @@ from typing import Any, Protocol
 
 from dgemma.errors import InputError, suggestion
 from dgemma.training.data.jsonl import JsonLines
+from dgemma.training.data.parquet import ParquetRows, RowGroupCache
 from dgemma.training.data.records import Progress, RecordReader, RecordReading
 from dgemma.training.data.text_windows import TextSource
 
 TEXT_SUFFIXES = (".txt", ".md", ".py")
 JSONL_SUFFIXES = (".jsonl",)
+PARQUET_SUFFIXES = (".parquet",)
 
 
 class RecordSource(Protocol):
@@ -77,10 +79,20 @@ class SequenceSource:
         return _read(self._reader, self._records[index], index)
 
 
-class JsonlSource:
-    """Records of a JSON Lines file."""
+class RecordFile(Protocol):
+    """Records of a file, by number, with their places for messages."""
 
-    def __init__(self, file: JsonLines, reader: RecordReader) -> None:
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> dict[str, Any]: ...
+
+    def where(self, number: int) -> str: ...
+
+
+class FileSource:
+    """Records of a JSON Lines or Parquet file."""
+
+    def __init__(self, file: RecordFile, reader: RecordReader) -> None:
         self._file = file
         self._reader = reader
 
@@ -139,20 +151,34 @@ def _read(reader: RecordReader, record: Any, number: int) -> RecordReading:
 
 def _open_files(name: str, reader: RecordReader, progress: Progress | None) -> RecordSource:
     files = _find_files(name)
-    is_jsonl = {file.suffix in JSONL_SUFFIXES for file in files}
-    if len(is_jsonl) > 1:
+    kinds = sorted({_kind(file) for file in files})
+    if len(kinds) > 1:
         raise InputError(
-            f"{name} holds both JSON lines and text files; give one as data.path, the other as data.also.",
+            f"{name} holds both {' and '.join(kinds)} files; give one as data.path, the other as data.also.",
             field="data",
         )
-    if is_jsonl == {True}:
-        return JoinedSource([JsonlSource(JsonLines(file, progress), reader) for file in files])
-    return TextSource(files, reader, progress)
+    if kinds == [_TEXT]:
+        return TextSource(files, reader, progress)
+    groups = RowGroupCache()
+    opened: list[RecordFile] = [
+        ParquetRows(file, groups, progress) if kinds == [_PARQUET] else JsonLines(file, progress)
+        for file in files
+    ]
+    return JoinedSource([FileSource(file, reader) for file in opened])
+
+
+_JSONL, _PARQUET, _TEXT = "JSON lines", "Parquet", "text"
+
+
+def _kind(file: Path) -> str:
+    if file.suffix in JSONL_SUFFIXES:
+        return _JSONL
+    return _PARQUET if file.suffix in PARQUET_SUFFIXES else _TEXT
 
 
 def _find_files(name: str) -> list[Path]:
     """The files that match `name`, in an order that does not depend on the file system."""
-    known = (*JSONL_SUFFIXES, *TEXT_SUFFIXES)
+    known = (*JSONL_SUFFIXES, *PARQUET_SUFFIXES, *TEXT_SUFFIXES)
     path = Path(name)
     if path.is_dir():
         inside = (file for file in path.rglob("*") if not _is_hidden(file.relative_to(path)))
