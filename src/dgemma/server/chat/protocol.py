@@ -208,7 +208,8 @@ class ChatCompletionRequest(ResponseFormatFields):
 
 def read_chat_request(body: Mapping[str, Any]) -> ChatCompletionRequest:
     request = read_fields(ChatCompletionRequest, body, UNSUPPORTED_IN_CHAT)
-    _check_tools(request)
+    check_tools(request.tools or ())
+    _check_tool_choice(request.tool_choice, request.tools or ())
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs is given without logprobs; set logprobs to true.", "top_logprobs")
     effort = request.reasoning_effort
@@ -227,8 +228,9 @@ def read_chat_request(body: Mapping[str, Any]) -> ChatCompletionRequest:
     return request
 
 
-def _check_tools(request: ChatCompletionRequest) -> None:
-    for number, tool in enumerate(request.tools or []):
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what dgemma.text would leave out of a tool."""
+    for number, tool in enumerate(tools):
         function = tool.get("function")
         if not isinstance(function, dict):
             continue  # dgemma.text refuses it
@@ -243,7 +245,6 @@ def _check_tools(request: ChatCompletionRequest) -> None:
         strict = function.get("strict")
         if strict is not None and not isinstance(strict, bool):
             raise invalid(f"{where}.strict is {shown(strict)}; give true or false.", f"{where}.strict")
-    _check_tool_choice(request.tool_choice, request.tools or [])
 
 
 def _check_names(entries: Mapping[str, Any], known: Sequence[str], where: str) -> None:
