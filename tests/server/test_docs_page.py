@@ -132,23 +132,33 @@ def test_every_endpoint_has_its_summary_fields_and_answers() -> None:
     ("path", "field", "line"),
     [
         (CHAT, "model", '"dgemma" · required'),
-        (CHAT, "temperature", "number (≥ 0, ≤ 100) · optional"),
-        (CHAT, "n", "integer (≥ 1, ≤ 16) · optional"),
+        (CHAT, "temperature", "number (0 to 100) · optional"),
+        (CHAT, "n", "integer (1 to 16) · optional"),
+        (CHAT, "top_p", "number (above 0, at most 1) · optional"),
+        (CHAT, "accept_per_step", "integer (at least 1) · optional"),
+        (CHAT, "choice", "list of string (not empty) (1 to 10000 entries) · optional"),
         (CHAT, "stream_options", "StreamOptions · optional"),
-        (CHAT, "diffusing", "boolean · optional With stream: also send drafts of the running canvas."),
-        (CHAT, "end_tokens", "list of integer (≥ 0, ≤ 260) (at most 64 entries) · optional"),
+        (CHAT, "diffusing", "boolean · optional"),
+        (CHAT, "end_tokens", "list of integer (0 to 260) (at most 64 entries) · optional"),
         (INFILL, "model", '"dgemma" | "" · optional'),
         ("/tokenize", "prompt", "string · required"),
-        ("/detokenize", "tokens", "list of integer (≥ 0, ≤ 260) (at most 4096 entries) · required"),
+        ("/detokenize", "tokens", "list of integer (0 to 260) (at most 4096 entries) · required"),
     ],
 )
 def test_a_field_has_its_type_limits_and_whether_it_is_required(path: str, field: str, line: str) -> None:
     page = docs_of().text
     (section,) = [part for part in page.split("<section ") if f"<h2><code>POST {path}</code></h2>" in part]
-    found = re.search(rf"<dt><code>{field}</code>(.*?)</dd>", section)
+    found = re.search(rf"<dt><code>{field}</code>(.*?)</dt><dd>(.*?)</dd>", section)
     assert found is not None
-    plain = html.unescape(re.sub(r"<[^>]+>", "", found[1].replace("</dt>", " "))).strip()
-    assert plain == line
+    assert html.unescape(re.sub(r"<[^>]+>", "", found[1])).strip() == line
+
+
+def test_descriptions_and_defaults_are_shown() -> None:
+    page = docs_of().text
+    drafts = "<dd>With stream: also send drafts of the running canvas.</dd>"
+    assert f'<dt><code>diffusing</code> <span class="facts">boolean · optional</span></dt>{drafts}' in page
+    assert "integer · optional · default: <code>0</code>" in page
+    assert "(<code>&lt;bos&gt;</code>)" in page
 
 
 def test_every_example_is_answered() -> None:

@@ -155,13 +155,17 @@ class ChatTemplateKwargs(RequestModel):
 
 class ChatCompletionRequest(ResponseFormatFields):
     messages: list[MessageField] = Field(min_length=1, examples=[[{"role": "user", "content": "Hello"}]])
-    tools: list[ToolField] | None = None
-    tool_choice: _ToolChoice = None
-    parallel_tool_calls: bool | None = None
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    reasoning_effort: _Effort | None = None
+    tools: list[ToolField] | None = Field(None, description="Functions that the model may call.")
+    tool_choice: _ToolChoice = Field(None, description="Whether a tool is called, or which; default: auto.")
+    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, le=MAX_INT, description="As max_tokens; the smaller one applies."
+    )
+    logprobs: bool | None = Field(None, description="Return log-probabilities of the tokens.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="With logprobs: so many of the likeliest tokens too."
+    )
+    reasoning_effort: _Effort | None = Field(None, description="Whether to think; the levels are alike.")
     chat_template_kwargs: ChatTemplateKwargs | None = None
 
     @property

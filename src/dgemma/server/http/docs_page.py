@@ -14,14 +14,13 @@ DOCS_PATH = "/docs"
 # Stands for the address of the server in a rendered page. No text of the description has it.
 _ADDRESS = "http://address.invalid"
 _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
-_NUMBER_LIMITS = (("minimum", "≥ {}"), ("exclusiveMinimum", "> {}"), ("maximum", "≤ {}"))
-_SIZE_LIMITS = (
-    ("minLength", "at least {} characters"),
-    ("maxLength", "at most {} characters"),
-    ("minItems", "at least {} entries"),
-    ("maxItems", "at most {} entries"),
-    ("minProperties", "at least {} entries"),
-    ("maxProperties", "at most {} entries"),
+# A bound of this size only says that a number is not endless.
+_ENDLESS = 1e9
+_LIMITS = (
+    ("minimum", "maximum", ""),
+    ("minLength", "maxLength", " characters"),
+    ("minItems", "maxItems", " entries"),
+    ("minProperties", "maxProperties", " entries"),
 )
 
 Json = Mapping[str, Any]
@@ -188,19 +187,41 @@ def _kind(schema: Json, *, may_omit_null: bool = False) -> str:
     named = schema.get("type", "any value")
     kind = escaped(" | ".join(named) if isinstance(named, list) else named)
     if named == "array":
-        kind = f"list of {_kind(schema['items'])}" if schema.get("items") else "list"
+        kind = f"list of {_grouped(_kind(schema['items']))}" if schema.get("items") else "list"
     elif named == "object" and schema.get("properties"):
         kind = f"object of {', '.join(f'<code>{escaped(name)}</code>' for name in schema['properties'])}"
     elif named == "object" and isinstance(schema.get("additionalProperties"), dict):
-        kind = f"object of {_kind(schema['additionalProperties'])}"
+        kind = f"object of {_grouped(_kind(schema['additionalProperties']))}"
     limits = ", ".join(_limits(schema))
     return f"{kind} ({escaped(limits)})" if limits else kind
 
 
+def _grouped(kind: str) -> str:
+    return f"({kind})" if " | " in kind else kind
+
+
 def _limits(schema: Json) -> Iterator[str]:
-    for name, wording in (*_NUMBER_LIMITS, *_SIZE_LIMITS):
-        if name in schema:
-            yield wording.format(schema[name])
+    if "exclusiveMinimum" in schema:
+        yield f"above {_shown(schema['exclusiveMinimum'])}"
+    for low_name, high_name, unit in _LIMITS:
+        low, high = (schema.get(name) for name in (low_name, high_name))
+        low, high = (None if _is_endless(limit) else limit for limit in (low, high))
+        if low is not None and high is not None:
+            yield f"{_shown(low)} to {_shown(high)}{unit}"
+        elif high is not None:
+            yield f"at most {_shown(high)}{unit}"
+        elif low == 1 and unit:
+            yield "not empty"
+        elif low is not None:
+            yield f"at least {_shown(low)}{unit}"
+
+
+def _is_endless(limit: object) -> bool:
+    return isinstance(limit, int | float) and abs(limit) >= _ENDLESS
+
+
+def _shown(limit: object) -> str:
+    return f"{limit:g}" if isinstance(limit, float) else str(limit)
 
 
 def _name(reference: Json) -> str:
