@@ -58,8 +58,8 @@ class ComputedResponse(BodyResponse):
         self._endpoint = endpoint
 
     async def _respond(self, body: Mapping[str, Any], record: RequestRecord, send: Send) -> None:
-        note_prompt(self._state, self._endpoint, body, record)
         record.model, content = await asyncio.to_thread(self._answer, body)
+        note_prompt(self._state, self._endpoint, body, record)
         await _send_whole(send, content)
 
     def _answer(self, body: Mapping[str, Any]) -> tuple[str, bytes]:
