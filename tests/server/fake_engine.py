@@ -59,7 +59,14 @@ class FakeText:
         return (*ids, TURN)
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
-        return (BOS, *JsonReader().text(text, "text").encode())
+        return (BOS, *self.encode_text(text))
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        return tuple(JsonReader().text(text, "text").encode())
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        raw = b"".join(CONTROLS[token].encode() if token in CONTROLS else bytes([token]) for token in tokens)
+        return raw.decode(errors="replace")
 
     def token_text(self, token: int) -> TokenText:
         if token in CONTROLS:

@@ -17,7 +17,7 @@ from dgemma.server.http import connections
 from dgemma.server.http.connections import QuietAccept, max_connections
 from dgemma.server.http.settings import Settings
 from server.fake_engine import FakeEngine, Script
-from server.served import CHAT, HELLO, app_of, ask, eventually, on_a_port, post
+from server.served import CHAT, HELLO, app_of, ask, eventually, on_a_port
 
 HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
@@ -189,21 +189,6 @@ def test_other_names_are_allowed_by_name_and_any_on_a_public_address() -> None:
     assert ask(allowed, "GET", "/health", headers={"host": "other.example"}).status_code == 421
     public = app_of(host="0.0.0.0")  # noqa: S104
     assert ask(public, "GET", "/health", headers={"host": "any.example"}).status_code == 200
-
-
-def test_no_web_page_may_ask_unless_its_origin_is_allowed() -> None:
-    page = {"origin": "https://page.example", "access-control-request-method": "POST"}
-    closed = app_of(api_keys=("k",))
-    assert "access-control-allow-origin" not in ask(closed, "OPTIONS", CHAT, headers=page).headers
-    opened = app_of(api_keys=("k",), allowed_origins=("https://page.example",))
-    preflight = ask(opened, "OPTIONS", CHAT, headers=page)
-    assert preflight.status_code == 200
-    assert preflight.headers["access-control-allow-origin"] == "https://page.example"
-    refused = post(opened, CHAT, HELLO, headers={"origin": "https://page.example"})
-    assert refused.status_code == 401
-    assert refused.headers["access-control-allow-origin"] == "https://page.example"
-    other = post(opened, CHAT, HELLO, headers={"origin": "https://other.example"})
-    assert "access-control-allow-origin" not in other.headers
 
 
 def test_bodies_that_arrive_at_once_share_a_budget() -> None:

@@ -62,7 +62,7 @@ KEYED = app_of(api_keys=("one", "two"))
         {"api-key": "one"},
     ],
 )
-@pytest.mark.parametrize("path", [CHAT, "/metrics", "/openapi.json", "/v1/models", "/nowhere"])
+@pytest.mark.parametrize("path", [CHAT, "/metrics", "/openapi.json", "/docs", "/v1/models", "/nowhere"])
 def test_without_a_key_everything_is_closed(path: str, headers: dict[str, Any]) -> None:
     response = ask(KEYED, "GET", path, headers=headers)
     assert response.status_code == 401

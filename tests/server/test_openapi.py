@@ -15,7 +15,7 @@ from dgemma.server.completions.protocol import CompletionResponse
 from dgemma.server.decisions.protocol import DecisionResponse, NamedDecisionResponse
 from dgemma.server.edit.protocol import EditCompletionResponse
 from dgemma.server.http.models import ModelList
-from dgemma.server.http.openapi import GENERATING_ERRORS
+from dgemma.server.http.openapi import GENERATING_ERRORS, TEXT_ERRORS
 from dgemma.server.infill.protocol import InfillChunk, InfillResponse
 from dgemma.server.protocol import ErrorResponse
 from server.canvas_bodies import (
@@ -48,13 +48,15 @@ def schema_of(**settings: Any) -> dict[str, Any]:
 def test_every_endpoint_is_described_with_its_errors() -> None:
     schema = schema_of()
     asking = {CHAT, COMPLETIONS, FIM, INFILL, EDIT, DECISIONS, SYSTEM_ONE}
+    counting = {"/tokenize", "/detokenize"}
     watching = {"/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics"}
-    assert set(schema["paths"]) == asking | watching
+    assert set(schema["paths"]) == asking | counting | watching
     names = [operation["operationId"] for path in schema["paths"].values() for operation in path.values()]
     assert len(set(names)) == len(names)
-    for path in asking:
+    for path in asking | counting:
         responses = schema["paths"][path]["post"]["responses"]
-        assert set(responses) == {"200", *(str(status) for status in GENERATING_ERRORS if status != 401)}
+        statuses = GENERATING_ERRORS if path in asking else TEXT_ERRORS
+        assert set(responses) == {"200", *(str(status) for status in statuses if status != 401)}
     for operations in schema["paths"].values():
         for operation in operations.values():
             assert "422" not in operation["responses"]
@@ -133,5 +135,8 @@ def test_requests_of_work_know_this_servers_limits_and_what_they_cannot_have() -
     assert schemas["EditRequest"]["properties"]["stream"]["enum"] == [False, None]
     assert schemas["DecisionRequest"]["required"] == ["model", "input", "questions"]
     assert schemas["StateRequest"]["properties"]["questions"]["maxProperties"] == 400
-    for name in ("InfillRequest", "EditRequest", "DecisionRequest", "StateRequest", "FimRequest"):
+    assert schemas["TokenizePromptRequest"]["properties"]["model"]["enum"] == ["dgemma", "sums", "", None]
+    assert schemas["DetokenizeRequest"]["properties"]["tokens"]["items"]["maximum"] == 260
+    closed = ("InfillRequest", "EditRequest", "DecisionRequest", "StateRequest", "FimRequest")
+    for name in (*closed, "DetokenizeRequest", "TokenizeChatRequest"):
         assert schemas[name]["additionalProperties"] is False

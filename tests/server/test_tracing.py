@@ -24,7 +24,8 @@ from dgemma.engine.request import EngineRequest
 from dgemma.engine.service import EngineEvent
 from dgemma.events import Finish, Timings
 from dgemma.server.http import tracing
-from dgemma.server.http.log import LOGGER, JsonFormatter
+from dgemma.server.http.log import LOGGER
+from dgemma.server.http.log_formats import JsonFormatter
 from dgemma.server.http.middleware import RequestMiddleware
 from dgemma.server.http.tracing import Tracing, open_tracing
 from server.fake_engine import FakeEngine, Script

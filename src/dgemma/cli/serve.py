@@ -1,8 +1,9 @@
 """Serve a model over HTTP, compatible with OpenAI's clients.
 
 Every flag has a variable, shown in brackets: the flag overrides it; variables of repeatable flags are
-comma-separated. The log is one JSON object per line on stderr. SIGTERM or Ctrl-C finishes the accepted
-requests; a second signal ends at once. docs/server.md has the endpoints, their fields and the metrics."""
+comma-separated. The log goes to stderr: lines for people on a terminal, else one JSON object per line.
+SIGTERM or Ctrl-C finishes the accepted requests; a second signal ends at once. docs/server.md has the
+endpoints, their fields and the metrics."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     check_files(settings)
     with listen(settings.host, settings.port) as listener:
         check_fit(args.model, settings)
-        configure_log(sys.stderr)
+        configure_log(sys.stderr, settings.log_format)
         engine, text = open_service(
             args.model, options, settings, queue_len=settings.queue_len, log=LOGGER.info
         )

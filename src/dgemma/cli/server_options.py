@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dgemma.cli.options import load_with_progress, thread_count
 from dgemma.cli.views.progress import print_line
 from dgemma.errors import InputError, suggestion
-from dgemma.server.http.settings import Adapter, Settings, is_usable_name
+from dgemma.server.http.settings import LOG_FORMATS, Adapter, Settings, is_usable_name
 from dgemma.tasks.calibration import Calibration
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ SERVER_FLAGS = (
     Flag("--tls-key", "tls_key", Path, "FILE", "its private key", unset="in the same file"),
     Flag("--allowed-host", "allowed_hosts", str, "NAME", "a Host header's name besides this machine's",
          is_list=True, unset="none"),
-    Flag("--allow-origin", "allowed_origins", str, "ORIGIN", "web pages that may send requests (CORS)",
+    Flag("--cors-origin", "cors_origins", str, "URL", "web pages that may send requests; *: all",
          is_list=True, unset="none"),
     Flag("--served-model-name", "served_model_name", str, "NAME", "the name clients send as model",
          unset="the last part of MODEL", in_batch=True),
@@ -208,6 +208,7 @@ SERVER_FLAGS = (
     Flag("--body-timeout", "body_timeout_s", float, "SECONDS", "for a body to arrive"),
     Flag("--drain-timeout", "drain_timeout_s", float, "SECONDS", "to finish after a signal"),
     Flag("--keep-alive", "keep_alive_s", float, "SECONDS", "of silence in a stream, then a comment"),
+    Flag("--log-format", "log_format", str, "F", "auto: text on a terminal, else json", choices=LOG_FORMATS),
     Flag("--log-text", "log_text", bool, "", "prompts and answers in the log"),
 )  # fmt: skip
 BATCH_FLAGS = tuple(flag for flag in SERVER_FLAGS if flag.in_batch)

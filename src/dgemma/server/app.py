@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,19 +18,23 @@ from dgemma.server.completions.router import COMPLETIONS, FIM_COMPLETIONS
 from dgemma.server.decisions.router import DECISIONS, SYSTEM_ONE
 from dgemma.server.edit.router import EDIT_COMPLETIONS
 from dgemma.server.http import health, models, openapi
+from dgemma.server.http.docs_page import DOCS_PATH, render_docs, with_address
 from dgemma.server.http.errors import ApiError, error_response
+from dgemma.server.http.html_page import html_response
 from dgemma.server.http.log import note_error, record_of
 from dgemma.server.http.metrics import CONTENT_TYPE
 from dgemma.server.http.middleware import RequestMiddleware
-from dgemma.server.http.response import GeneratedResponse
+from dgemma.server.http.response import ComputedResponse, GeneratedResponse
+from dgemma.server.http.root import OPENAPI_PATH, ROOT_PATH, show_root
 from dgemma.server.http.settings import Settings
 from dgemma.server.infill.router import INFILL
-from dgemma.server.pipeline import Endpoint
+from dgemma.server.pipeline import Endpoint, TextEndpoint
 from dgemma.server.protocol import ResponseModel
 from dgemma.server.state import ServerState
 from dgemma.server.text import TextService
+from dgemma.server.tokenize.router import DETOKENIZE, TOKENIZE
 
-ENDPOINTS = (
+ENDPOINTS: tuple[Endpoint | TextEndpoint, ...] = (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     FIM_COMPLETIONS,
@@ -38,9 +42,12 @@ ENDPOINTS = (
     EDIT_COMPLETIONS,
     DECISIONS,
     SYSTEM_ONE,
+    TOKENIZE,
+    DETOKENIZE,
 )
 _OTHER_PATHS = (
-    models.MODELS_PATH, health.HEALTH_PATH, health.READY_PATH, health.METRICS_PATH, "/openapi.json",
+    models.MODELS_PATH, health.HEALTH_PATH, health.READY_PATH, health.METRICS_PATH, OPENAPI_PATH, DOCS_PATH,
+    ROOT_PATH,
 )  # fmt: skip
 
 
@@ -50,7 +57,8 @@ def create_app(settings: Settings, engine: EngineService, text: TextService) -> 
     app = FastAPI(
         title="dgemma",
         version=__version__,
-        # The documentation pages are off: they would load their scripts from other hosts.
+        openapi_url=OPENAPI_PATH,
+        # FastAPI's own pages are off: they would load their scripts from other hosts.
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -60,6 +68,7 @@ def create_app(settings: Settings, engine: EngineService, text: TextService) -> 
     for endpoint in ENDPOINTS:
         _add_endpoint(app, state, endpoint)
     _add_get_routes(app, state)
+    _add_pages(app, state)
     for kind in (DgemmaError, Exception):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(HTTPException, _on_routing_error)
@@ -68,16 +77,18 @@ def create_app(settings: Settings, engine: EngineService, text: TextService) -> 
     return RequestMiddleware(app, state, paths)
 
 
-def _add_endpoint(app: FastAPI, state: ServerState, endpoint: Endpoint) -> None:
+def _add_endpoint(app: FastAPI, state: ServerState, endpoint: Endpoint | TextEndpoint) -> None:
     @app.post(
         endpoint.path,
         summary=endpoint.summary,
         operation_id=endpoint.path.strip("/").replace("/", "_"),
         response_class=Response,
         responses=openapi.endpoint_responses(endpoint),
-        openapi_extra=openapi.request_body(endpoint),
+        openapi_extra=openapi.request_body(endpoint, state.settings.served_model_name),
     )
-    async def generate() -> Response:
+    async def answer() -> Response:
+        if isinstance(endpoint, TextEndpoint):
+            return ComputedResponse(state, endpoint)
         return GeneratedResponse(state, endpoint)
 
 
@@ -119,6 +130,23 @@ def _add_get_routes(app: FastAPI, state: ServerState) -> None:
     @get(health.METRICS_PATH, summary="Prometheus metrics", responses=openapi.metrics_response())
     async def metrics() -> Response:
         return Response(health.metrics(state), headers={"content-type": CONTENT_TYPE})
+
+
+def _add_pages(app: FastAPI, state: ServerState) -> None:
+    """For people; the description is for programs and does not list them."""
+
+    @cache
+    def rendered() -> str:
+        return render_docs(app.openapi())
+
+    @app.get(DOCS_PATH, include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        host = request.headers.get("host", "")
+        return html_response(with_address(rendered(), request.url.scheme, host))
+
+    @app.get(ROOT_PATH, include_in_schema=False)
+    async def root(request: Request) -> Response:
+        return show_root(state, request)
 
 
 def _schema(app: FastAPI, state: ServerState) -> dict[str, Any]:

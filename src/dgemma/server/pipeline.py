@@ -16,7 +16,7 @@ from dgemma.server.http.errors import ApiError, invalid
 from dgemma.server.http.log import RequestRecord
 from dgemma.server.http.sse import DONE
 from dgemma.server.plan import AnyServingPlan, EngineUsage, TaskOutcome
-from dgemma.server.protocol import CommonFields, ResponseModel
+from dgemma.server.protocol import RequestModel, ResponseModel
 from dgemma.server.serving import ServingContext
 from dgemma.server.state import ServerState
 from dgemma.server.validation import Unsupported
@@ -27,17 +27,31 @@ Chunks = AsyncGenerator[ResponseModel, None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Endpoint:
-    """One POST route: how a body becomes a plan, and the models that describe it."""
+class DescribedEndpoint:
+    """One POST route: its path, and the models that describe it."""
 
     path: str
     summary: str
-    create: Callable[[ServingContext, Mapping[str, Any]], AnyServingPlan]  # works on text: call in a thread
     prompt_fields: tuple[str, ...]  # the fields of a body that --log-text logs as the prompt
-    requests: Mapping[type[CommonFields], Mapping[str, Unsupported]]
+    requests: Mapping[type[RequestModel], Mapping[str, Unsupported]]
     responses: tuple[type[ResponseModel], ...]
+    example: Mapping[str, Any]  # a body that is answered; `model` is added where it is required
     chunk: type[ResponseModel] | None = None  # None: the endpoint does not stream
     end_of_stream: bytes = DONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint(DescribedEndpoint):
+    """A route to the engine: how a body becomes a plan."""
+
+    create: Callable[[ServingContext, Mapping[str, Any]], AnyServingPlan]  # works on text: call in a thread
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEndpoint(DescribedEndpoint):
+    """A route that needs no engine: how a body becomes the model's name and the response."""
+
+    answer: Callable[[ServingContext, Mapping[str, Any]], tuple[str, ResponseModel]]  # call in a thread
 
 
 class RequestRunner:
@@ -210,9 +224,7 @@ async def prepare(
     record.model = plan.model
     record.stream = plan.stream
     record.choices = plan.num_choices
-    if state.settings.log_text:
-        prompts = [body[name] for name in endpoint.prompt_fields if name in body]
-        record.texts["prompt"] = prompts[0] if len(prompts) == 1 else prompts
+    note_prompt(state, endpoint, body, record)
     constraint = None
     if plan.response_format is not None:
         # Also for infill, which constrains its own canvases: this shows that compiling takes bounded time.
@@ -227,6 +239,15 @@ async def prepare(
         record.prompt_tokens = plan.prompt_tokens
         state.metrics.prompt_tokens.inc(plan.prompt_tokens)
     return RequestRunner(state, record, plan, constraint)
+
+
+def note_prompt(
+    state: ServerState, endpoint: DescribedEndpoint, body: Mapping[str, Any], record: RequestRecord
+) -> None:
+    """Keep the prompt for the log, if it shall hold texts."""
+    if state.settings.log_text:
+        prompts = [body[name] for name in endpoint.prompt_fields if name in body]
+        record.texts["prompt"] = prompts[0] if len(prompts) == 1 else prompts
 
 
 def _check_deadline(answer: Answer) -> None:

@@ -17,6 +17,7 @@ MAX_END_TOKENS = 64
 # Upper bound of real numbers without a rule of their own: larger values make no difference.
 MAX_REAL = 1e9
 
+_NEUTRAL = "Checked for its type, without effect."
 _NULL = {"type": "null"}
 _STOP_STRING = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_STRING_LEN}
 # Checked where it is used, with a better message than a union of types gives.
@@ -50,7 +51,7 @@ class RequestModel(BaseModel):
 
 
 class StreamOptions(RequestModel):
-    include_usage: bool | None = None
+    include_usage: bool | None = Field(None, description="End with a chunk that has the usage.")
     include_obfuscation: Literal[False] | None = None
 
 
@@ -58,25 +59,32 @@ class CommonFields(RequestModel):
     """Fields of every request to the model."""
 
     model: str = Field(max_length=200)
-    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 64) - 1)
-    deadline_s: float | None = Field(None, ge=0, le=MAX_REAL)
+    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 64) - 1, description="Answer i uses seed + i.")
+    deadline_s: float | None = Field(
+        None,
+        ge=0,
+        le=MAX_REAL,
+        description="Seconds from the arrival of the request, time in the queue included.",
+    )
 
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: str | None = Field(None, description=_NEUTRAL)
+    metadata: dict[str, str] | None = Field(None, description=_NEUTRAL)
+    safety_identifier: str | None = Field(None, description=_NEUTRAL)
+    prompt_cache_key: str | None = Field(None, description=_NEUTRAL)
 
 
 class SamplingFields(CommonFields):
     """Sampling options. dgemma's own have the names of `GenerationParams`."""
 
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1, le=MAX_TOP_K)
+    temperature: float | None = Field(
+        None, ge=0, le=100, description="Scales the schedule: 1 is the checkpoint's own, 0 takes the argmax."
+    )
+    top_p: float | None = Field(None, gt=0, le=1, description="Sample among the top tokens of this mass.")
+    top_k: int | None = Field(None, ge=1, le=MAX_TOP_K, description="Sample among so many top tokens.")
 
-    preset: _Preset | None = None
-    acceptance: _Acceptance | None = None
-    max_denoising_steps: int | None = Field(None, ge=1, le=MAX_STEPS)
+    preset: _Preset | None = Field(None, description="A set of options; those that are given override it.")
+    acceptance: _Acceptance | None = Field(None, description="Which positions of a canvas keep their token.")
+    max_denoising_steps: int | None = Field(None, ge=1, le=MAX_STEPS, description="Of one canvas.")
     t_min: float | None = Field(None, ge=0, le=100)
     t_max: float | None = Field(None, ge=0, le=100)
     entropy_bound: float | None = Field(None, ge=0, le=MAX_REAL)
@@ -89,16 +97,20 @@ class SamplingFields(CommonFields):
 class GenerationFields(SamplingFields):
     """Options of a generated answer."""
 
-    stream: bool | None = None
+    stream: bool | None = Field(None, description="Server-sent events in place of one answer.")
     stream_options: StreamOptions | None = None
     diffusing: bool | None = Field(None, description="With stream: also send drafts of the running canvas.")
-    n: int | None = Field(None, ge=1, le=MAX_INT)
-    max_tokens: int | None = Field(None, ge=1, le=MAX_INT)
-    stop: StopField = None
-    logit_bias: LogitBiasField | None = None
-    decode: _Decode | None = None
-    end_tokens: list[Annotated[int, Field(ge=0, le=MAX_INT)]] | None = Field(None, max_length=MAX_END_TOKENS)
-    ignore_end: bool | None = None
+    n: int | None = Field(None, ge=1, le=MAX_INT, description="Answers per prompt.")
+    max_tokens: int | None = Field(
+        None, ge=1, le=MAX_INT, description="Of one answer; default: 1024, or the rest of the context."
+    )
+    stop: StopField = Field(None, description="Texts that end an answer and are not part of it.")
+    logit_bias: LogitBiasField | None = Field(None, description="What is added to the logits of token ids.")
+    decode: _Decode | None = Field(None, description="Canvas by canvas, or left to right.")
+    end_tokens: list[Annotated[int, Field(ge=0, le=MAX_INT)]] | None = Field(
+        None, max_length=MAX_END_TOKENS, description="Tokens that end an answer, in place of the model's."
+    )
+    ignore_end: bool | None = Field(None, description="Write up to max_tokens, whatever ends an answer.")
 
 
 # Responses

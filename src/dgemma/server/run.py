@@ -37,7 +37,7 @@ def serve(
 
     `listener`: made by `listen` before the model is loaded, so that a port in use fails early.
     """
-    configure_log(sys.stderr)
+    configure_log(sys.stderr, settings.log_format)
     # The engine needs the interpreter lock again after each operation, and a thread that compiles a response
     # format gives it up only after this time (by default 5 ms).
     sys.setswitchinterval(0.0005)
@@ -95,7 +95,13 @@ class DrainingServer(uvicorn.Server):
         self._loop.set_exception_handler(QuietAccept())
         settings = self._state.settings
         host, port = self.servers[0].sockets[0].getsockname()[:2]
-        _log_event("listening", host=host, port=port, model=settings.served_model_name)
+        _log_event(
+            "listening",
+            host=host,
+            port=port,
+            address=_address(host, port, is_tls=settings.tls_cert is not None),
+            model=settings.served_model_name,
+        )
         if not settings.is_loopback and not settings.has_keys:
             _log_event("every client that reaches this port is served; set an API key", level=logging.WARNING)
 
@@ -167,6 +173,11 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(
             f"cannot listen on {host} port {port}: {why}. Choose another --host or --port."
         ) from None
+
+
+def _address(host: str, port: int, *, is_tls: bool) -> str:
+    named = f"[{host}]" if ":" in host else host
+    return f"{'https' if is_tls else 'http'}://{named}:{port}"
 
 
 def _log_event(event: str, level: int = logging.INFO, **facts: object) -> None:

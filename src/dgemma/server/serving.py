@@ -207,16 +207,20 @@ class ServingBase:
             )
         return num_choices
 
+    def check_vocabulary(self, tokens: Sequence[int], field: str) -> None:
+        """Refuse ids that the model does not have."""
+        wrong = next((token for token in tokens if not 0 <= token < self.served.vocab_size), None)
+        if wrong is not None:
+            raise invalid(
+                f"{field} holds token {shown(wrong)}; this vocabulary ends at {self.served.vocab_size - 1}.",
+                field,
+            )
+
     def _check_prompt(self, prompt: tuple[int, ...], prompts: Prompts) -> None:
         served, field, limit = self.served, prompts.field, prompts.max_tokens
         if not prompt:
             raise invalid(f"{field} holds no token; give it some text.", field)
-        wrong = next((token for token in prompt if not 0 <= token < served.vocab_size), None)
-        if wrong is not None:
-            raise invalid(
-                f"{field} holds token {shown(wrong)}; this vocabulary ends at {served.vocab_size - 1}.",
-                field,
-            )
+        self.check_vocabulary(prompt, field)
         most = self.settings.max_prompt_tokens
         most_new = served.max_new_tokens(len(prompt))
         if most_new == 0 or (most is not None and len(prompt) > most):

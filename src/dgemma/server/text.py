@@ -1,4 +1,4 @@
-"""The text functions the server needs: chats and prompts as token ids, token texts, task contexts.
+"""The text functions the server needs: chats and texts as token ids, ids as text, task contexts.
 
 Messages are passed as messages, never as strings with controls in them: only the checkpoint's template writes
 the control tokens of a prompt.
@@ -46,6 +46,14 @@ class TextService(Protocol):
         """A text to be continued, with the token that begins a text (`<bos>`)."""
         ...
 
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """A text alone."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of ids; controls are shown by name."""
+        ...
+
     def token_text(self, token: int) -> TokenText: ...
 
     def compiler(self, served: ServedModel) -> GrammarCompiler:
@@ -81,6 +89,12 @@ class CheckpointText:
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         bos = self._tokenizer.bos_id
         return (*(() if bos is None else (bos,)), *self._tokenizer.encode(text))
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(tokens, controls=True)
 
     def token_text(self, token: int) -> TokenText:
         spelled = self._tokenizer.id_to_token(token) or ""

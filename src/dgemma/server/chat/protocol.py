@@ -155,13 +155,17 @@ class ChatTemplateKwargs(RequestModel):
 
 class ChatCompletionRequest(ResponseFormatFields):
     messages: list[MessageField] = Field(min_length=1, examples=[[{"role": "user", "content": "Hello"}]])
-    tools: list[ToolField] | None = None
-    tool_choice: _ToolChoice = None
-    parallel_tool_calls: bool | None = None
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    reasoning_effort: _Effort | None = None
+    tools: list[ToolField] | None = Field(None, description="Functions that the model may call.")
+    tool_choice: _ToolChoice = Field(None, description="Whether a tool is called, or which; default: auto.")
+    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, le=MAX_INT, description="As max_tokens; the smaller one applies."
+    )
+    logprobs: bool | None = Field(None, description="Return log-probabilities of the tokens.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="With logprobs: so many of the likeliest tokens too."
+    )
+    reasoning_effort: _Effort | None = Field(None, description="Whether to think; the levels are alike.")
     chat_template_kwargs: ChatTemplateKwargs | None = None
 
     @property
@@ -208,7 +212,8 @@ class ChatCompletionRequest(ResponseFormatFields):
 
 def read_chat_request(body: Mapping[str, Any]) -> ChatCompletionRequest:
     request = read_fields(ChatCompletionRequest, body, UNSUPPORTED_IN_CHAT)
-    _check_tools(request)
+    check_tools(request.tools or ())
+    _check_tool_choice(request.tool_choice, request.tools or ())
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs is given without logprobs; set logprobs to true.", "top_logprobs")
     effort = request.reasoning_effort
@@ -227,8 +232,9 @@ def read_chat_request(body: Mapping[str, Any]) -> ChatCompletionRequest:
     return request
 
 
-def _check_tools(request: ChatCompletionRequest) -> None:
-    for number, tool in enumerate(request.tools or []):
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what dgemma.text would leave out of a tool."""
+    for number, tool in enumerate(tools):
         function = tool.get("function")
         if not isinstance(function, dict):
             continue  # dgemma.text refuses it
@@ -243,7 +249,6 @@ def _check_tools(request: ChatCompletionRequest) -> None:
         strict = function.get("strict")
         if strict is not None and not isinstance(strict, bool):
             raise invalid(f"{where}.strict is {shown(strict)}; give true or false.", f"{where}.strict")
-    _check_tool_choice(request.tool_choice, request.tools or [])
 
 
 def _check_names(entries: Mapping[str, Any], known: Sequence[str], where: str) -> None:

@@ -29,5 +29,6 @@ CHAT_COMPLETIONS = Endpoint(
     prompt_fields=("messages",),
     requests={ChatCompletionRequest: UNSUPPORTED_IN_CHAT},
     responses=(ChatCompletionResponse,),
+    example={"messages": [{"role": "user", "content": "Why is the sea salty?"}], "max_tokens": 64},
     chunk=ChatCompletionStreamResponse,
 )

@@ -35,6 +35,7 @@ COMPLETIONS = Endpoint(
     prompt_fields=("prompt", "suffix"),
     requests={CompletionRequest: UNSUPPORTED_IN_COMPLETIONS},
     responses=(CompletionResponse,),
+    example={"prompt": "Once upon a time", "max_tokens": 64},
     chunk=CompletionResponse,
 )
 FIM_COMPLETIONS = Endpoint(
@@ -44,5 +45,6 @@ FIM_COMPLETIONS = Endpoint(
     prompt_fields=("prompt", "suffix"),
     requests={FimRequest: UNSUPPORTED_IN_FIM},
     responses=(CompletionResponse,),
+    example={"prompt": "def add(a, b):\n    ret", "suffix": " + b\n", "max_tokens": 4},
     chunk=CompletionResponse,
 )

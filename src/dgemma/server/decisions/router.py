@@ -45,6 +45,10 @@ DECISIONS = Endpoint(
     prompt_fields=("input", "state"),
     requests={DecisionRequest: UNSUPPORTED_IN_DECISIONS, StateRequest: UNSUPPORTED_IN_DECISIONS},
     responses=(DecisionResponse, NamedDecisionResponse),
+    example={
+        "input": "The parcel came late.",
+        "questions": [{"type": "predicate", "instructions": "Is the customer unhappy?"}],
+    },
 )
 SYSTEM_ONE = Endpoint(
     path="/v1/systemone",
@@ -53,4 +57,8 @@ SYSTEM_ONE = Endpoint(
     prompt_fields=("state",),
     requests={StateRequest: UNSUPPORTED_IN_DECISIONS},
     responses=(NamedDecisionResponse,),
+    example={
+        "state": "The parcel came late.",
+        "questions": {"unhappy": {"type": "noul", "instructions": "Is the customer unhappy?"}},
+    },
 )

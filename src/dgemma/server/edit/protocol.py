@@ -17,7 +17,7 @@ UNSUPPORTED_IN_EDIT: dict[str, Unsupported] = {
     "stream": NO_STREAM,
 }
 
-_EXAMPLE = (
+EXAMPLE = (
     "Mend the typo.\n<|current_file_content|>\n<|code_to_edit|>\ndef greet<|cursor|>(nmae):\n"
     "    print(name)\n<|/code_to_edit|>\n<|/current_file_content|>"
 )
@@ -33,7 +33,7 @@ class UserMessage(RequestModel):
     content: str | list[TextPart] = Field(
         description="With <|code_to_edit|> around the region, usually in <|current_file_content|>; it may "
         "have <|cursor|> in it, <|edit_diff_history|> and <|recently_viewed_code_snippets|> beside it.",
-        examples=[_EXAMPLE],
+        examples=[EXAMPLE],
     )
 
     @property

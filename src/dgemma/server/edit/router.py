@@ -7,6 +7,7 @@ from typing import Any
 
 from dgemma.server.edit.prompt import FIELD
 from dgemma.server.edit.protocol import (
+    EXAMPLE,
     UNSUPPORTED_IN_EDIT,
     EditCompletionResponse,
     EditRequest,
@@ -29,4 +30,5 @@ EDIT_COMPLETIONS = Endpoint(
     prompt_fields=(FIELD,),
     requests={EditRequest: UNSUPPORTED_IN_EDIT},
     responses=(EditCompletionResponse,),
+    example={"messages": [{"role": "user", "content": EXAMPLE}]},
 )

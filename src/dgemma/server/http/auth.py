@@ -28,6 +28,8 @@ from dgemma.server.http.errors import ApiError
 from dgemma.server.http.log import LOGGER
 
 OPEN_PATHS = ("/health", "/ready")
+# Without a key it says no more than they do.
+_ROOT = "/"
 # At most so often the key file is looked at for changes.
 _LOOK_EVERY_S = 1.0
 _MAX_FILE_BYTES = 1 << 20
@@ -65,6 +67,8 @@ class ApiKeyAuth:
         if not self.is_required or scope["path"] in OPEN_PATHS:
             return ANONYMOUS
         headers = [value for name, value in scope["headers"] if name == b"authorization"]
+        if scope["path"] == _ROOT and not headers:
+            return ANONYMOUS
         scheme, _, key = (headers[0] if len(headers) == 1 else b"").partition(b" ")
         # Digests have one length, so that the comparison does not reveal a key's length.
         digest = _digest(key.strip())

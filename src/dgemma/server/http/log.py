@@ -1,4 +1,4 @@
-"""The record of one request and the structured log: one JSON object per line.
+"""The record of one request and the log: one JSON object per line, or lines for people on a terminal.
 
 Texts of prompts and answers are logged only with `--log-text`.
 """
@@ -6,12 +6,10 @@ Texts of prompts and answers are logged only with `--log-text`.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import secrets
 import time
-import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -19,6 +17,7 @@ from starlette.types import Scope
 
 from dgemma.server.http.api_key import ANONYMOUS, ApiKey
 from dgemma.server.http.errors import ApiError, to_api_error
+from dgemma.server.http.log_formats import JsonFormatter, TextFormatter, failure_facts, has_colour
 
 if TYPE_CHECKING:
     from dgemma.server.http.tracing import RequestTrace
@@ -27,6 +26,7 @@ LOGGER = logging.getLogger("dgemma.server")
 _FIELDS = (
     "model", "stream", "choices", "prompt_tokens", "completion_tokens", "finish_reasons", "first_block_s",
 )  # fmt: skip
+_UVICORN = "uvicorn.error"
 _KEY = "dgemma.record"
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 CLIENT_LEFT = 499  # not an HTTP status: the client disconnected before one was sent
@@ -82,16 +82,21 @@ def note_error(error: Exception, record: RequestRecord) -> ApiError:
     return record.error
 
 
-def configure_log(stream: TextIO) -> None:
-    """Send the logs of dgemma and uvicorn to `stream`. uvicorn's access log is off: ours holds more."""
+def configure_log(stream: TextIO, log_format: str = "auto") -> None:
+    """Send the logs of dgemma and uvicorn to `stream`. uvicorn's access log is off: ours holds more.
+
+    log_format: `text`, `json`, or `auto`: text if `stream` is a terminal.
+    """
+    is_text = log_format == "text" or (log_format == "auto" and stream.isatty())
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(TextFormatter(colour=has_colour(stream)) if is_text else JsonFormatter())
     handler.addFilter(_is_not_cancellation)
-    for name in (LOGGER.name, "dgemma.engine", "dgemma.model", "uvicorn.error"):
+    for name in (LOGGER.name, "dgemma.engine", "dgemma.model", _UVICORN):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
-        logger.setLevel(logging.INFO)
+        # Where uvicorn tells people that it starts and ends, our own lines say so.
+        logger.setLevel(logging.WARNING if is_text and name == _UVICORN else logging.INFO)
     logging.getLogger("uvicorn.access").handlers = []
     logging.getLogger("uvicorn.access").propagate = False
 
@@ -99,22 +104,6 @@ def configure_log(stream: TextIO) -> None:
 def _is_not_cancellation(record: logging.LogRecord) -> bool:
     """A request cancelled by a second signal has its own line; uvicorn would log it as a failure."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
-
-
-class JsonFormatter(logging.Formatter):
-    """A log record as one JSON object."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-            **getattr(record, "facts", {}),
-        }
-        if record.exc_info and record.exc_info[1] is not None:
-            entry |= failure_facts(record.exc_info[1], with_text=False)
-        return json.dumps(entry, ensure_ascii=True, default=str)
 
 
 def log_request(record: RequestRecord, *, with_text: bool) -> None:
@@ -140,17 +129,3 @@ def log_request(record: RequestRecord, *, with_text: bool) -> None:
         facts |= record.texts
     level = logging.ERROR if record.failure is not None else logging.INFO
     LOGGER.log(level, "request", extra={"facts": facts})
-
-
-def failure_facts(error: BaseException, *, with_text: bool) -> dict[str, Any]:
-    """Type and frames of an error. Its message may quote a prompt, so it needs `with_text`."""
-    while error.__cause__ is not None:  # report the root cause of an engine failure
-        error = error.__cause__
-    frames = traceback.extract_tb(error.__traceback__)[-12:]
-    facts: dict[str, Any] = {
-        "failure": type(error).__name__,
-        "at": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
-    }
-    if with_text:
-        facts["failure_message"] = str(error)
-    return facts

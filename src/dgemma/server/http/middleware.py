@@ -37,13 +37,17 @@ class RequestMiddleware:
         self._auth = ApiKeyAuth(settings.api_keys, settings.api_key_file, limits=limits)
         self.tracing = open_tracing()
         self._entry: ASGIApp = self._handle
-        if settings.allowed_origins:
+        if settings.cors_origins:
             # Outermost, so that a page can read refusals too, and a preflight needs no key.
             self._entry = CORSMiddleware(
                 self._handle,
-                allow_origins=settings.allowed_origins,
+                allow_origins=settings.cors_origins,
                 allow_methods=("GET", "POST"),
-                allow_headers=("authorization", "content-type", "x-request-id"),
+                # Clients add headers of their own (x-stainless-*). None gives a right but the key, which a
+                # page must know.
+                allow_headers=("*",),
+                # Never with cookies: nothing here reads any, and with * they would be every page's.
+                allow_credentials=False,
                 expose_headers=("x-request-id", "retry-after"),
             )
 

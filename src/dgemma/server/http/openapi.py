@@ -11,8 +11,8 @@ from dgemma.server.http.auth import OPEN_PATHS
 from dgemma.server.http.health import StatusResponse
 from dgemma.server.http.metrics import CONTENT_TYPE
 from dgemma.server.http.models import ModelCard, ModelList
-from dgemma.server.pipeline import Endpoint
-from dgemma.server.protocol import CommonFields, ErrorResponse, ResponseModel
+from dgemma.server.pipeline import DescribedEndpoint, TextEndpoint
+from dgemma.server.protocol import ErrorResponse, RequestModel, ResponseModel
 from dgemma.server.state import ServerState
 from dgemma.server.validation import Unsupported
 
@@ -31,7 +31,8 @@ _MEANING = {
     503: "The server is shutting down; Retry-After gives the time to retry.",
     504: "The engine did not end in time.",
 }
-GENERATING_ERRORS = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
+TEXT_ERRORS = (400, 401, 404, 408, 413, 415, 429, 500, 503)
+GENERATING_ERRORS = (*TEXT_ERRORS, 504)
 
 
 def reference(name: str) -> Json:
@@ -46,9 +47,10 @@ def whole(kind: type[ResponseModel], *error_statuses: int) -> Responses:
     return {200: _response("The response.", kind), **errors(*error_statuses)}
 
 
-def endpoint_responses(endpoint: Endpoint) -> Responses:
+def endpoint_responses(endpoint: DescribedEndpoint) -> Responses:
+    statuses = TEXT_ERRORS if isinstance(endpoint, TextEndpoint) else GENERATING_ERRORS
     if endpoint.chunk is None:
-        return {200: _response("The answer.", *endpoint.responses), **errors(*GENERATING_ERRORS)}
+        return {200: _response("The answer.", *endpoint.responses), **errors(*statuses)}
     has_done = bool(endpoint.end_of_stream)
     end = "[DONE]" if has_done else "a chunk whose stop is true"
     answer = _response(
@@ -61,7 +63,7 @@ def endpoint_responses(endpoint: Endpoint) -> Responses:
     data = {"type": "string", "description": description}
     event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     answer["content"]["text/event-stream"] = {"itemSchema": event}
-    return {200: answer, **errors(*GENERATING_ERRORS)}
+    return {200: answer, **errors(*statuses)}
 
 
 def metrics_response() -> Responses:
@@ -69,17 +71,22 @@ def metrics_response() -> Responses:
     return {200: {"description": "Prometheus' text format.", "content": content}, **errors(401, 500)}
 
 
-def request_body(endpoint: Endpoint) -> Json:
+def request_body(endpoint: DescribedEndpoint, model: str) -> Json:
     schema = _any_of([kind.__name__ for kind in endpoint.requests])
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    needs_model = all(kind.model_fields["model"].is_required() for kind in endpoint.requests)
+    example = {**({"model": model} if needs_model else {}), **endpoint.example}
+    content = {"application/json": {"schema": schema, "example": example}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
-def request_models(endpoints: Sequence[Endpoint]) -> dict[type[CommonFields], Mapping[str, Unsupported]]:
+def request_models(
+    endpoints: Sequence[DescribedEndpoint],
+) -> dict[type[RequestModel], Mapping[str, Unsupported]]:
     """Every request model with its unsupported fields."""
     return {kind: table for endpoint in endpoints for kind, table in endpoint.requests.items()}
 
 
-def complete(schema: Json, state: ServerState, endpoints: Sequence[Endpoint]) -> Json:
+def complete(schema: Json, state: ServerState, endpoints: Sequence[DescribedEndpoint]) -> Json:
     """Add the components to the routes' schema, and remove what does not apply to this server."""
     has_keys = state.settings.has_keys
     requests = request_models(endpoints)
@@ -91,7 +98,7 @@ def complete(schema: Json, state: ServerState, endpoints: Sequence[Endpoint]) ->
     schemas: Json = definitions["$defs"]
     for kind, unsupported in requests.items():
         properties = schemas[kind.__name__]["properties"]
-        _narrow(properties, state)
+        _narrow(properties, state, needs_model=kind.model_fields["model"].is_required())
         properties |= _unsupported_fields(unsupported)
     components: Json = {"schemas": schemas}
     if has_keys:
@@ -100,6 +107,8 @@ def complete(schema: Json, state: ServerState, endpoints: Sequence[Endpoint]) ->
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)  # FastAPI's own validation error, never used here
+            for parameter in operation.get("parameters", ()):
+                parameter["example"] = state.settings.served_model_name  # /v1/models/{model}
             if not has_keys:
                 operation["responses"].pop("401", None)
             elif path in OPEN_PATHS:
@@ -108,12 +117,12 @@ def complete(schema: Json, state: ServerState, endpoints: Sequence[Endpoint]) ->
     return schema
 
 
-def _narrow(properties: Json, state: ServerState) -> None:
+def _narrow(properties: Json, state: ServerState, *, needs_model: bool) -> None:
     """Set this server's limits, where they are narrower than those of the request's model."""
     served, settings = state.engine.model, state.settings
     names = [settings.served_model_name, *served.adapters]
     properties["model"] = {"type": "string", "enum": names}
-    if "input_prefix" in properties:  # editor plugins name no model
+    if not needs_model:  # editor plugins name none
         properties["model"] = {"enum": [*names, "", None]}
     properties["extra_body"] = {
         "anyOf": [{"type": "object"}, {"type": "null"}],
@@ -132,6 +141,9 @@ def _narrow(properties: Json, state: ServerState) -> None:
         properties["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": "^(0|[1-9][0-9]{0,8})$"}
     if "end_tokens" in properties:
         properties["end_tokens"]["anyOf"][0]["items"]["maximum"] = served.vocab_size - 1
+    if "tokens" in properties:
+        properties["tokens"]["items"]["maximum"] = served.vocab_size - 1
+        properties["tokens"]["maxItems"] = served.max_positions
 
 
 def _unsupported_fields(unsupported: Mapping[str, Unsupported]) -> Json:

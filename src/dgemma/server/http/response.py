@@ -1,8 +1,9 @@
-"""The HTTP response of a generating endpoint: admission, body, disconnects, whole or streamed."""
+"""The HTTP response of a POST endpoint: admission, body, disconnects, whole or streamed."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -15,18 +16,17 @@ from dgemma.server.http.body import read_object
 from dgemma.server.http.errors import to_json
 from dgemma.server.http.log import RequestRecord, note_error, record_of
 from dgemma.server.http.sse import EventStream, event_bytes, while_connected
-from dgemma.server.pipeline import Endpoint, RequestRunner, prepare
+from dgemma.server.pipeline import Endpoint, RequestRunner, TextEndpoint, note_prompt, prepare
 from dgemma.server.protocol import ResponseModel
 from dgemma.server.state import ServerState
 
 
-class GeneratedResponse(Response):
+class BodyResponse(Response, ABC):
     """A response that runs its request while it is sent: only then can it see the client disconnect."""
 
-    def __init__(self, state: ServerState, endpoint: Endpoint) -> None:
+    def __init__(self, state: ServerState) -> None:
         super().__init__()
         self._state = state
-        self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         settings, record = self._state.settings, record_of(scope)
@@ -46,6 +46,34 @@ class GeneratedResponse(Response):
             except ClientDisconnect:
                 record.has_left = True
 
+    @abstractmethod
+    async def _respond(self, body: Mapping[str, Any], record: RequestRecord, send: Send) -> None: ...
+
+
+class ComputedResponse(BodyResponse):
+    """The response of an endpoint without an engine: made whole in a thread, so that streams go on."""
+
+    def __init__(self, state: ServerState, endpoint: TextEndpoint) -> None:
+        super().__init__(state)
+        self._endpoint = endpoint
+
+    async def _respond(self, body: Mapping[str, Any], record: RequestRecord, send: Send) -> None:
+        record.model, content = await asyncio.to_thread(self._answer, body)
+        note_prompt(self._state, self._endpoint, body, record)
+        await _send_whole(send, content)
+
+    def _answer(self, body: Mapping[str, Any]) -> tuple[str, bytes]:
+        model, response = self._endpoint.answer(self._state.serving_context, body)
+        return model, response.to_json()
+
+
+class GeneratedResponse(BodyResponse):
+    """The response of an endpoint of the engine."""
+
+    def __init__(self, state: ServerState, endpoint: Endpoint) -> None:
+        super().__init__(state)
+        self._endpoint = endpoint
+
     async def _respond(self, body: Mapping[str, Any], record: RequestRecord, send: Send) -> None:
         runner = await prepare(self._state, self._endpoint, body, record)
         settings = self._state.settings
@@ -55,7 +83,7 @@ class GeneratedResponse(Response):
                 if runner.plan.stream:
                     await self._stream(runner, send)
                 else:
-                    await _send_whole(send, await runner.response())
+                    await _send_whole(send, (await runner.response()).to_json())
         except TimeoutError:  # a client that does not read counts as disconnected
             raise ClientDisconnect from None
 
@@ -79,8 +107,7 @@ def _error_event(error: Exception, record: RequestRecord) -> bytes:
     return event_bytes(to_json(note_error(error, record).body()))
 
 
-async def _send_whole(send: Send, response: ResponseModel) -> None:
-    content = response.to_json()
+async def _send_whole(send: Send, content: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": content})

@@ -11,7 +11,10 @@ from dgemma.errors import InputError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
-_ORIGIN = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+")
+# As browsers write it: in lower case, without a path.
+_ORIGIN = re.compile(r"https?://[a-z0-9.\[\]:-]+")
+ANY_ORIGIN = "*"
+LOG_FORMATS = ("auto", "text", "json")
 
 
 def is_usable_name(name: str) -> bool:
@@ -52,8 +55,8 @@ class Settings:
     """The key of the certificate; None: it stands in the same file."""
     allowed_hosts: tuple[str, ...] = ()
     """Names that a Host header may have besides those of this machine; none on a public address: any."""
-    allowed_origins: tuple[str, ...] = ()
-    """Web pages of these origins may send requests (CORS); none: no page may."""
+    cors_origins: tuple[str, ...] = ()
+    """Web pages of these origins may send requests; `*`: all pages may, none: no page may."""
 
     # What
     served_model_name: str = "dgemma"
@@ -115,6 +118,8 @@ class Settings:
     """After SIGTERM: time for accepted answers to end."""
     keep_alive_s: float = 15.0
     """A stream that is silent for so long sends a comment, so that proxies keep it open."""
+    log_format: str = "auto"
+    """`text`: lines for people, `json`: one object per line; `auto`: text if the log goes to a terminal."""
     log_text: bool = False
     """Prompts and answers in the log."""
 
@@ -134,11 +139,14 @@ class Settings:
             raise InputError("host is empty; give an address such as 127.0.0.1.")
         if self.tls_key is not None and self.tls_cert is None:
             raise InputError("tls_key needs tls_cert; give the certificate too.")
-        for origin in self.allowed_origins:
-            if not _ORIGIN.fullmatch(origin):
+        for origin in self.cors_origins:
+            if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
                 raise InputError(
-                    f"the origin {origin!r} is not one; give it as https://name or http://name:port."
+                    f"the origin {origin!r} is not one; give it as https://name or http://name:port, in "
+                    "lower case and without a path, or * for all web pages."
                 )
+        if self.log_format not in LOG_FORMATS:
+            raise InputError(f"log_format is {self.log_format!r}; give one of {', '.join(LOG_FORMATS)}.")
         for key in self.api_keys:
             if not _KEY.fullmatch(key):
                 # The key itself stays out of the message: it may end in a log.

@@ -30,6 +30,12 @@ INFILL = Endpoint(
     prompt_fields=("input_prefix", "prompt", "input_suffix"),
     requests={InfillRequest: UNSUPPORTED_IN_INFILL},
     responses=(InfillResponse, InfillSelection),
+    example={
+        "input_prefix": "def add(a, b):\n",
+        "prompt": "    return ",
+        "input_suffix": "\n",
+        "n_predict": 4,
+    },
     chunk=InfillChunk,
     end_of_stream=b"",  # clients know the end by the last chunk's "stop"
 )

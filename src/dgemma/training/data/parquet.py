@@ -56,8 +56,9 @@ class ParquetRows:
         self._ends = list(
             accumulate(found.row_group(number).num_rows for number in range(found.num_row_groups))
         )
-        if progress is not None and self._state is not None:
-            progress(self._state[0], self._state[0])
+        if progress is not None:
+            num_bytes = path.stat().st_size
+            progress(num_bytes, num_bytes)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
