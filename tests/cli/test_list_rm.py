@@ -105,7 +105,7 @@ def test_without_a_terminal_nothing_is_deleted_unless_yes_is_given(
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     repo = put(cache, "someone/ours", OURS).parents[1]
     status, out, err = run(capsys, "rm", "someone/ours")
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert err.startswith("dgemma rm: someone/ours (")
     assert err.endswith("1 revision) was not deleted: without a terminal nobody can be asked. Give --yes.\n")
     assert repo.exists()
