@@ -129,11 +129,32 @@ def test_the_script_has_the_shells_syntax(tmp_path: Path, shell: str, argv: list
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("dgemma se", ["selfcheck", "serve"]),
+        ("dgemma generate --pre", ["--preset"]),
+        ("dgemma generate --preset ", ["balanced", "fast", "thorough"]),
+        ("dgemma generate b", [*MODELS, "burrow/"]),
+        ("dgemma completion ", ["bash", "fish", "zsh"]),
+        ("dgemma rm b", []),
+    ],
+)
+def test_fish_offers_what_fits_at_the_cursor(place: Path, line: str, expected: list[str]) -> None:
+    (place / "dgemma.fish").write_text(script("fish"))
+    code = f"source dgemma.fish; complete -C {shlex.quote(line)}"
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", code], cwd=place, capture_output=True, text=True, check=True
+    )
+    assert [found.split("\t")[0] for found in done.stdout.splitlines()] == expected
+
+
 def test_help_with_brackets_and_colons_stays_one_word_in_zsh() -> None:
     option = completion.OptionWords(
         names=("--x",), value=completion.NOTHING, help="a: [b] it's", is_repeatable=True
     )
-    assert completion._zsh_options(option) == [r"*--x[a\: \[b\] it's]:value: "]
+    assert completion._zsh_options(option) == [r"*--x=[a\: \[b\] it's]:value: "]
 
 
 def test_quotes_stay_inside_a_string_in_fish() -> None:

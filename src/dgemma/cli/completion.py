@@ -271,9 +271,10 @@ def zsh_script(found: list[CommandWords]) -> str:
 
 
 def _zsh_options(option: OptionWords) -> list[str]:
-    value = f":value:{_zsh_action(option.value)}" if option.value else ""
+    """`--x=[help]:value:action`: the value stands in the same word or in the next."""
+    sign, value = ("=", f":value:{_zsh_action(option.value)}") if option.value else ("", "")
     often = "*" if option.is_repeatable else ""
-    return [f"{often}{name}[{_zsh_escaped(option.help)}]{value}" for name in option.names]
+    return [f"{often}{name}{sign}[{_zsh_escaped(option.help)}]{value}" for name in option.names]
 
 
 def _zsh_action(value: str) -> str:
@@ -301,10 +302,15 @@ def fish_script(found: list[CommandWords]) -> str:
             names = " ".join(f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in option.names)
             lines.append(f"{begin} {names}{_fish_value(option.value)} -d {_fish_quoted(option.help)}")
         for _, value in command.positionals:
-            if value not in (FILE, NOTHING):
-                words = f"-a {_fish_quoted(_models())}" if value == MODEL else f"-f -a {_fish_quoted(value)}"
-                lines.append(f"{begin} {words}")
+            if value != FILE:
+                lines.append(f"{begin}{_fish_positional(value)}")
     return "\n".join(lines) + "\n"
+
+
+def _fish_positional(value: str) -> str:
+    if value == NOTHING:
+        return " -f"
+    return f" -a {_fish_quoted(_models())}" if value == MODEL else f" -f -a {_fish_quoted(value)}"
 
 
 def _fish_value(value: str) -> str:
