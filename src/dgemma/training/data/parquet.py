@@ -46,11 +46,12 @@ class RowGroupCache:
 class ParquetRows:
     """The rows of a file, by number."""
 
+    _state: tuple[int, int] | None = None  # of the file, and its footer, once it was opened
+    _metadata: Any = None
+
     def __init__(self, path: Path, groups: RowGroupCache, progress: Progress | None = None) -> None:
         self.path = path
         self._groups = groups
-        self._state: tuple[int, int] | None = None
-        self._metadata: Any = None
         with self._opened() as file:
             self._metadata = found = file.metadata
         self._ends = list(
