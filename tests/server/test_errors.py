@@ -21,13 +21,14 @@ from server.served import CHAT, COMPLETIONS, HELLO, ONCE, app_of, ask, client_of
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("POST", "/", 405),
         ("GET", "/v1", 404),
         ("POST", "/v1/chat/completion", 404),
         ("POST", "/v1/embeddings", 404),
         ("GET", "/v1/models/", 404),
         ("GET", "/v1/models/nobody", 404),
-        ("GET", "/docs", 404),
+        ("GET", "/redoc", 404),
+        ("POST", "/docs", 405),
         ("GET", CHAT, 405),
         ("DELETE", COMPLETIONS, 405),
         ("OPTIONS", CHAT, 405),
