@@ -59,6 +59,36 @@ class Failing(Engine):
         raise OSError("the device is gone")
 
 
+def test_who_leaves_an_answer_of_the_old_engine_cancels_nobody_of_the_new_one() -> None:
+    """Its last event was delivered and not yet read; the new engine gives its id to another."""
+    fails = threading.Event()
+
+    class FailingLater(Engine):
+        def step(self, paused: Sequence[int] = ()) -> StepOutputs:  # type: ignore[override]
+            outputs = super().step(paused)
+            if fails.is_set():
+                raise OSError("the device is gone")
+            return outputs
+
+    async def main(service: AsyncEngine) -> None:
+        unread = service.submit(ASKED)
+        await anext(unread)
+        while service.stats().slots_used or service._callers or service._new:
+            await asyncio.sleep(0.01)
+        fails.set()
+        assert await outcome(service, replace(ASKED, seed=2)) is EngineRestartedError
+        third = service.submit(replace(ASKED, seed=3))
+        await anext(third)
+        while not service._callers:
+            await asyncio.sleep(0.001)
+        await unread.aclose()
+        events = [event async for event in third]
+        assert isinstance(events[-1], Finish)
+        assert events[-1].answer.tokens == answer_alone(replace(ASKED, seed=3)).tokens
+
+    run(main, new_engine(kind=FailingLater))
+
+
 def test_a_hung_step_is_noticed_told_to_its_request_and_followed_by_a_new_engine() -> None:
     release, hangs = threading.Event(), threading.Event()
 
