@@ -58,6 +58,7 @@ def main(page: str) -> None:
         for language, text in blocks:
             print(f"--- {language}\n{text}", flush=True)
             run(*(("bash", "-euo", "pipefail", "-c") if language == "sh" else ("python", "-c")), text)
+        run("dgemma", "new", "--preset", "tiny", "my-model")
         for example in sorted((tree / "examples").glob("*.py")):
             print(f"--- {example.name}", flush=True)
             run("python", str(example), "my-model")

@@ -313,7 +313,7 @@ class AsyncEngine:
                 caller.put(event)
             if isinstance(event, Finish | Failed):
                 del self._callers[request_id]
-                # Who leaves without having read this cancels nothing: after a restart the id may be another's.
+                # Who leaves without reading this cancels nothing: after a restart the id may be another's.
                 caller.request_id = None
 
     async def _in_thread(self, step: Callable[[], StepOutputs]) -> StepOutputs:
