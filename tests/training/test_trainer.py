@@ -237,7 +237,7 @@ def test_the_command_stops_after_its_step_when_asked_and_goes_on(
     assert process.wait() == 130, said
     assert "the same command goes on" in said
     steps = [report.step for report in read_log(out / "log.jsonl")]
-    assert main([*command, f"steps={steps[-1]}"]) == 1
+    assert main([*command, f"steps={steps[-1]}"]) == 2
     assert f"steps was 400 and is {steps[-1]}" in capsys.readouterr().err
 
 
@@ -456,7 +456,7 @@ def test_recipes_that_do_not_fit_the_model_are_refused(
 
 def test_a_model_in_another_precision_is_refused(model: str, data: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"precision is 'fp32', but the model is in torch.bfloat16"):
-        Trainer(recipe_of(model, data, tmp_path), lm=dgemma.load(model))
+        Trainer(recipe_of(model, data, tmp_path), lm=dgemma.load(model, dtype="bfloat16"))
 
 
 def test_callbacks_of_the_recipe_and_of_the_caller_get_every_event(
