@@ -1,4 +1,4 @@
-"""Record a command in a real terminal: frames as PNG, and the seconds until it shows something and ends.
+"""Record a command in a real terminal: frames as PNG, and the seconds until it shows something and answers.
 
     python -m tools.record_terminal --columns 80 --out frames -- solve --pace 0.1
     python -m tools.record_terminal --load 8 --rounds 3 -- generate bundled:text "The file " --raw --seed 1
@@ -42,6 +42,17 @@ class Recording:
     def __init__(self) -> None:
         self.frames: list[tuple[float, Any]] = []  # seconds since the key was pressed, image
         self.first_s: float | None = None
+        self.typed: list[tuple[float, float]] = []  # when a line was typed, and the last change before it
+        self.ready_s: float | None = None  # of a server
+
+    @property
+    def answer_s(self) -> float:
+        """Until the answer stood there: from the key, or in a chat from the first typed line."""
+        if self.ready_s is not None:
+            return self.ready_s
+        if len(self.typed) > 1:
+            return self.typed[1][1] - self.typed[0][0]
+        return self.frames[-1][0]
 
     def look(self, screen: Terminal, seconds: float, *, draws: bool) -> bool:
         """-> Whether it has changed."""
@@ -67,9 +78,11 @@ def record(argv: Sequence[str], columns: int, lines: int, typed: Sequence[str], 
                         changed = now
                     is_ready = any(word in row for row in terminal.screen.rows() for word in READY)
                 if argv[0] == "serve" and is_ready:
+                    recording.ready_s = now - began
                     program.process.send_signal(signal.SIGTERM)
                     program.process.wait(60)
                 elif waiting and now - changed > _STILL_S:
+                    recording.typed.append((now - began, changed - began))
                     terminal.type(waiting.pop(0) + "\r")
             ended = time.perf_counter() - began
         recording.look(terminal.sync(), ended, draws=draws)
@@ -113,6 +126,11 @@ def load(num: int) -> Iterator[None]:
             process.wait()
 
 
+def spread(values: Sequence[float]) -> list[float]:
+    """Median, least, most."""
+    return [round(value, 2) for value in (statistics.median(values), min(values), max(values))]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--columns", type=int, default=80)
@@ -129,7 +147,7 @@ def main() -> None:
         for _ in range(args.rounds):
             found = record(args.argv, args.columns, args.lines, args.type, draws=args.out is not None)
             firsts.append(found.first_s or found.frames[-1][0])
-            ends.append(found.frames[-1][0])
+            ends.append(found.answer_s)
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
         last = len(found.frames) - 1
@@ -138,8 +156,7 @@ def main() -> None:
             found.frames[at][1][1].save(args.out / f"{number}-{found.frames[at][0]:.2f}s.png")
     print(json.dumps({
         "command": args.argv, "load": args.load, "columns": args.columns, "rounds": args.rounds,
-        "first_seen_s": [round(statistics.median(firsts), 2), round(min(firsts), 2), round(max(firsts), 2)],
-        "end_s": [round(statistics.median(ends), 2), round(min(ends), 2), round(max(ends), 2)],
+        "first_seen_s": spread(firsts), "answer_s": spread(ends),
     }))  # fmt: skip
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import platform
 import time
@@ -105,6 +104,8 @@ def torch_facts() -> TorchFacts:
 
 def package_versions() -> dict[str, str | None]:
     """Versions of the packages that dgemma uses or is compared with; None: not installed."""
+    import importlib.metadata  # slow to import, and only for reports
+
     versions: dict[str, str | None] = {}
     for name in ("dgemma", "torch", "numpy", "rich", "transformers", "tokenizers"):
         try:

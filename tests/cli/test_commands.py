@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -36,6 +37,24 @@ def tiny(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     assert status == 0
     assert "preset tiny" in out
     return tmp_path / "tiny"
+
+
+def test_threads_sleep_soon_unless_the_user_chose(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given, found in (({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)):
+        with monkeypatch.context() as patch:
+            for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+                patch.delenv(name, raising=False)
+            for name, value in given.items():
+                patch.setenv(name, value)
+            run(capsys, "--version")
+            assert os.environ.get("GOMP_SPINCOUNT") == found
+
+
+def test_the_choice_of_waiting_is_made_before_torch_is_imported() -> None:
+    code = "import sys, dgemma.cli.main; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_info_json_has_the_documented_keys_and_the_published_counts(

@@ -40,6 +40,11 @@ COMMANDS = {
     "completion": "a completion script for bash, zsh or fish",
 }
 
+# These import torch, which takes a second or two, before they can say anything.
+IMPORT_TORCH_FIRST = (
+    "serve", "run-batch", "train", "eval", "merge", "quantize", "new", "bench", "doctor", "selfcheck"
+)  # fmt: skip
+
 
 class _CommandParser(argparse.ArgumentParser):
     """argparse, with options anywhere between the positionals, and a guess at what was meant."""
@@ -88,7 +93,17 @@ def build_parser(commands: Collection[str] = COMMANDS.keys()) -> argparse.Argume
     return parser
 
 
+def wait_without_spinning() -> None:
+    """Let OpenMP's threads sleep soon after a product: beside other programs spinning is most of the time.
+
+    GNU's library reads this once, when torch is imported.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
+    wait_without_spinning()
     argv = sys.argv[1:] if argv is None else argv
     typed = next((arg for arg in argv if not arg.startswith("-")), "")
     parser = build_parser([typed])
@@ -101,6 +116,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = [arg for arg in unknown if arg.startswith("-")]
         args.parser.error(f"unrecognized arguments: {' '.join(options or unknown)}")
     try:
+        if args.command in IMPORT_TORCH_FIRST:
+            from dgemma.cli.views.progress import Notice
+
+            with Notice(f"starting dgemma {args.command} ..."):
+                importlib.import_module("torch")
         status: int = args.run(args)
         sys.stdout.flush()  # here, where a reader that has left is not an error
     except DgemmaError as error:

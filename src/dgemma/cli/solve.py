@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dgemma.cli.options import load_with_progress, thread_count
+from dgemma.cli.views.progress import Notice
 from dgemma.errors import InputError
 from dgemma.events import Draft, Finish
 from dgemma.sudoku.grid import EMPTY, Grid, check_puzzle
@@ -113,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
 def _puzzle(args: argparse.Namespace) -> Grid:
     if args.puzzle is None and sys.stdin.isatty():
         # Another one each time; the seed is of the answer.
-        return random.choice(held_out(args.band)).clues  # noqa: S311
+        with Notice("drawing a puzzle ..."):
+            return random.choice(held_out(args.band)).clues  # noqa: S311
     return Grid.read(_text(args.puzzle))
 
 

@@ -58,8 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.dry_run:
-        _say("reading the recipe and the data ...")  # before the import below, which takes seconds
+    _say("reading the recipe and the data ...")
     from dgemma.training.recipe_file import read_recipe
 
     changes = list(args.changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 
 from dgemma.errors import InputError
 
@@ -22,6 +23,7 @@ UNITS = (
         for box in range(9)
     ),
 )
+_UNIT_CELLS = [itemgetter(*unit) for unit in UNITS]
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Grid:
     @property
     def is_solved(self) -> bool:
         """Full, and every row, column and box has each digit once."""
-        return EMPTY not in self.cells and not self.conflicts
+        return EMPTY not in self.cells and all(len(set(unit(self.cells))) == 9 for unit in _UNIT_CELLS)
 
     def keeps(self, puzzle: Grid) -> int:
         """The number of the puzzle's clues that this grid keeps."""

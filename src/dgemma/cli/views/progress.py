@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Self
 
 from dgemma.cli.views.terminal import ERASE_ROW, printable, supports_escapes, window_size
 
@@ -27,6 +28,12 @@ class Notice:
             width = window_size(sys.stderr)[0]
             shown = printable(text, sys.stderr.encoding or "ascii")[: width - 1]  # one row: it is erased
             print(shown, end="", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.clear()
 
     def clear(self) -> None:
         if self._is_shown:
