@@ -24,7 +24,7 @@ CASES: dict[str, tuple[list[str], list[str], dict[str, str]]] = {
     "generate, two threads that spin": ([*GENERATE, "--threads", "2"], [], SPINS),
     "generate, one thread": ([*GENERATE, "--threads", "1"], [], {}),
     "solve": (["solve", "--pace", "0"], [], {}),
-    "chat": (["chat", "bundled:text", "--max-tokens", "64", "--seed", "1"], ["What is a file?", "/exit"], {}),
+    "chat": (["chat", "bundled:text", "--max-tokens", "64", "--seed", "1"], ["What is a file?", "/quit"], {}),
     "serve": (["serve", "bundled:text", "--port", "0"], [], {}),
 }
 

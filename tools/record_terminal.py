@@ -3,7 +3,7 @@
     python -m tools.record_terminal --columns 80 --out frames -- solve --pace 0.1
     python -m tools.record_terminal --load 8 --rounds 3 -- generate bundled:text "The file " --raw --seed 1
 
-What a person types comes from --type, line by line, each when the screen has been still for a second. With
+What a person types comes from --type, line by line, each when a prompt (>) has waited a second. With
 --load so many processes compute beside it. Needs the dev extra (pyte) and Pillow.
 """
 
@@ -33,7 +33,8 @@ READY = ("serving", "listening")
 COLOURS = {"default": "#d8dee9", "green": "#8fbf7f", "brown": "#e0b860", "red": "#e07a70", "cyan": "#7fb8c8"}
 DIM, GROUND = "#7b8494", "#1b1f27"
 CELL, ROW = 9, 19
-_STILL_S = 1.0
+_WAITS_S = 1.0
+_MOST_S = 600
 
 
 class Recording:
@@ -73,15 +74,18 @@ def record(argv: Sequence[str], columns: int, lines: int, typed: Sequence[str], 
             while program.process.poll() is None:
                 time.sleep(0.02)
                 now = time.perf_counter()
+                if now - began > _MOST_S:
+                    raise SystemExit(f"{argv} has not ended after {_MOST_S} s")
                 with terminal._lock:
                     if recording.look(terminal.screen, now - began, draws=draws):
                         changed = now
+                    prompts = terminal.screen.display[terminal.screen.cursor.y].startswith("> ")
                     is_ready = any(word in row for row in terminal.screen.rows() for word in READY)
                 if argv[0] == "serve" and is_ready:
                     recording.ready_s = now - began
                     program.process.send_signal(signal.SIGTERM)
                     program.process.wait(60)
-                elif waiting and now - changed > _STILL_S:
+                elif waiting and now - changed > _WAITS_S and prompts:
                     recording.typed.append((now - began, changed - began))
                     terminal.type(waiting.pop(0) + "\r")
             ended = time.perf_counter() - began

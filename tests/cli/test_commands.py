@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, DiffusionGemmaForBlockDiffusion
 import dgemma
 from dgemma.checkpoint.safetensors_file import read_entries
 from dgemma.cli.doctor import what_it_means
-from dgemma.cli.main import COMMANDS, build_parser, main
+from dgemma.cli.main import COMMANDS, IMPORT_TORCH_FIRST, build_parser, main
 from dgemma.machine import MachineFacts, TorchFacts
 
 
@@ -55,6 +55,18 @@ def test_threads_sleep_soon_unless_the_user_chose(
 def test_the_choice_of_waiting_is_made_before_torch_is_imported() -> None:
     code = "import sys, dgemma.cli.main; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_command_that_imports_torch_first_says_that_it_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(IMPORT_TORCH_FIRST) < set(COMMANDS)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    status, out, err = run(capsys, "doctor")
+    assert (status, err.split("\r")[0]) == (0, "starting dgemma doctor ...")
+    assert "starting" not in out
+    monkeypatch.undo()
+    assert run(capsys, "doctor")[2] == ""
 
 
 def test_info_json_has_the_documented_keys_and_the_published_counts(

@@ -230,6 +230,15 @@ def test_each_line_is_a_turn_and_the_history_is_kept(
     assert "a new conversation" in err
 
 
+@pytest.mark.parametrize("word", ["/quit", "/exit", "/bye"])
+def test_a_chat_ends_by_the_word_that_people_type(
+    asked: Asked, capsys: pytest.CaptureFixture[str], stdin: Callable[[bytes], None], word: str
+) -> None:
+    asked.reply = lambda messages, options: ("", messages[-1]["content"])
+    stdin(f"a\n{word}\nb\n".encode())
+    assert run(capsys, "chat", "m")[:2] == (0, "a\n")
+
+
 def test_chat_commands(
     asked: Asked, capsys: pytest.CaptureFixture[str], stdin: Callable[[bytes], None], tmp_path: Path
 ) -> None:

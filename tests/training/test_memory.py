@@ -68,6 +68,7 @@ def test_what_autograd_keeps_is_alive_until_backward_frees_it() -> None:
 
 def recipe_of(**changes: object) -> Recipe:
     basic = {"model": "m", "out": "o", "data": DataRecipe(path="d", max_length=64), "batch": 2}
+    basic["precision"] = "bf16"
     return Recipe(**{**basic, **changes})  # type: ignore[arg-type]
 
 

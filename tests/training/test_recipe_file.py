@@ -377,7 +377,7 @@ FROM_PYTHON = "records come from a Python recipe. In YAML give a path."
         ("lora.targets=mlp", "lora.targets is 'mlp'; give a list, such as [attention, experts]."),
         ("train=lore", "train is 'lore'; did you mean 'lora'? Choices: lora, all."),
         ("train=5", "train is 5. Choices: lora, all."),
-        ("precision=[bf16]", "precision is ['bf16']. Choices: bf16, fp32."),
+        ("precision=[bf16]", "precision is ['bf16']. Choices: auto, bf16, fp32."),
         (
             "data.prompt_format=caht",
             "data.prompt_format is 'caht'; did you mean 'chat'? Choices: auto, chat, raw.",

@@ -24,6 +24,7 @@ from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.cli.main import main
 from dgemma.errors import InputError, TrainingError
+from dgemma.training import setup
 from dgemma.training import trainer as trainer_module
 from dgemma.training.callbacks import TrainerCallback
 from dgemma.training.curves import write_curves
@@ -457,6 +458,29 @@ def test_recipes_that_do_not_fit_the_model_are_refused(
 def test_a_model_in_another_precision_is_refused(model: str, data: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"precision is 'fp32', but the model is in torch.bfloat16"):
         Trainer(recipe_of(model, data, tmp_path), lm=dgemma.load(model, dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_precision_auto_is_what_is_fast_here(monkeypatch: pytest.MonkeyPatch, is_fast: bool) -> None:
+    monkeypatch.setattr(setup, "has_fast_bf16", lambda: is_fast)
+    recipe = recipe_of("m", "d", Path("o"), precision="auto")
+    assert setup.resolve_precision(recipe).precision == ("bf16" if is_fast else "fp32")
+    assert setup.resolve_precision(replace(recipe, device="cuda")).precision == "bf16"
+    assert setup.resolve_precision(replace(recipe, precision="bf16")).precision == "bf16"
+
+
+def test_a_resumed_run_keeps_the_precision_that_auto_chose(
+    model: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constant = OptimizerRecipe(decay="constant", warmup=0)
+    recipe = recipe_of(model, data, tmp_path, precision="auto", steps=2, optimizer=constant)
+    monkeypatch.setattr(setup, "has_fast_bf16", lambda: False)
+    Trainer(recipe).run()
+    monkeypatch.setattr(setup, "has_fast_bf16", lambda: True)
+    again = Trainer(replace(recipe, steps=3))
+    assert (again.recipe.precision, again.lm.dtype, again.start_step) == ("fp32", torch.float32, 2)
+    other = recipe_of(model, data, tmp_path / "other", precision="auto")
+    assert Trainer(other, lm=dgemma.load(model, dtype="bfloat16")).recipe.precision == "bf16"
 
 
 def test_callbacks_of_the_recipe_and_of_the_caller_get_every_event(

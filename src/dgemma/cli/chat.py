@@ -43,7 +43,7 @@ COMMANDS = {
     "/save FILE.json": "write the conversation to a file",
     "/load FILE.json": "go on with a conversation that was saved",
     "/help": "this list",
-    "/quit": "end; so does Ctrl-D",
+    "/quit": "end; so do /exit, /bye and Ctrl-D",
 }
 _HELP_PAGE = "\n".join(
     [
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             if typed:
                 print(file=sys.stderr)
             break
-        if line.strip() == "/quit":
+        if line.strip() in ("/quit", "/exit", "/bye"):
             break
         try:
             if not conversation.take(line) and not typed:

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -154,10 +155,13 @@ def _counts(report: DataReport) -> str:
 
 def _memory_table(recipe: Recipe, config: ModelConfig) -> str:
     from dgemma.training.memory import estimate_step, with_4bit_base
+    from dgemma.training.setup import resolve_precision
 
     released = PRESETS["26b"].config
+    here = resolve_precision(recipe)
+    recipe = recipe if recipe.precision != "auto" else replace(recipe, precision="bf16")  # as on a card
     _say("estimating a step of this model ...")
-    rows: list[tuple[str, MemoryEstimate]] = [("this model", estimate_step(config, recipe))]
+    rows: list[tuple[str, MemoryEstimate]] = [("this model", estimate_step(config, here))]
     if config != released:
         _say("estimating a step of 26 B ...")
         rows.append(("26 B", estimate_step(released, recipe)))
@@ -165,9 +169,10 @@ def _memory_table(recipe: Recipe, config: ModelConfig) -> str:
     if recipe.train == "lora":
         rows.append(("26 B, 4-bit base", with_4bit_base(rows[-1][1], released, recipe)))
     size = recipe.micro_batch or recipe.batch
+    precision = here.precision + (f", 26 B in {recipe.precision}" if here != recipe else "")
     head = f"{'':<20}{'weights':>12}{'optimizer':>12}{'activations':>12}{'in all':>12}"
     lines = [
-        f"memory of a step ({recipe.train}, {recipe.precision}, {size} x {recipe.data.max_length} tokens"
+        f"memory of a step ({recipe.train}, {precision}, {size} x {recipe.data.max_length} tokens"
         f"{', recomputing' if recipe.recompute else ''}), estimated:",
         head,
     ]

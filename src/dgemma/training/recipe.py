@@ -150,7 +150,8 @@ class Recipe:
     model: a checkpoint directory or hub name. out: the run's directory.
     train: "lora" trains an adapter, "all" the weights themselves. freeze: parts that "all" does not train.
     batch: examples per step. micro_batch: examples per forward; None for all at once.
-    precision: "bf16" computes in bfloat16 and keeps trained weights in float32; "fp32" is float32 throughout.
+    precision: "bf16" computes in bfloat16 and keeps trained weights in float32; "fp32" is float32 throughout;
+        "auto" is bf16, or fp32 on a processor that does not multiply bfloat16. A run keeps its first choice.
     compile: compile the layers, which takes a minute or more. Examples are then padded to max_length.
     callbacks: names of `TrainerCallback`s: "tensorboard", "module:name" or "file.py:name".
     recompute: activation checkpointing. The backward pass computes a layer's activations again.
@@ -169,7 +170,7 @@ class Recipe:
     batch: int = 8
     micro_batch: int | None = None
     seed: int = 0
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
     device: str = "cpu"
     compile: bool = False
     recompute: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from dgemma.errors import CheckpointError, InputError
 from dgemma.language_model import LanguageModel, load
+from dgemma.machine import has_fast_bf16
 from dgemma.model.config import ModelConfig
 from dgemma.model.execution import Execution, default_execution
 from dgemma.model.lora import attach, lora_parameters
@@ -46,10 +47,26 @@ class TrainingSetup:
     canvases: CanvasSettings
 
 
+def resolve_precision(
+    recipe: Recipe, *, begun_with: str | None = None, lm: LanguageModel | None = None
+) -> Recipe:
+    """`recipe` with what "auto" means: what the run began with, what the model has, or what is fast here."""
+    if recipe.precision != "auto":
+        return recipe
+    if begun_with is not None:
+        is_fp32 = begun_with == "fp32"
+    elif lm is not None:
+        is_fp32 = lm.dtype is torch.float32
+    else:
+        is_fp32 = torch.device(recipe.device).type == "cpu" and not has_fast_bf16()
+    return replace(recipe, precision="fp32" if is_fp32 else "bf16")
+
+
 def prepare(
     recipe: Recipe, *, lm: LanguageModel | None = None, progress: Progress | None = None
 ) -> TrainingSetup:
     """Load the model, attach an adapter, open the data. `lm`: a loaded model, in place of `recipe.model`."""
+    recipe = resolve_precision(recipe, lm=lm)
     dtype = DTYPES[recipe.precision]
     if lm is None:
         lm = load(recipe.model, dtype=_NAMES[dtype], device=recipe.device)

@@ -31,7 +31,7 @@ from dgemma.training.recipe import Recipe
 from dgemma.training.recipe_file import to_plain, with_new_entries
 from dgemma.training.report import HeldOutReport, RunLog, StepReport
 from dgemma.training.run_directory import RunDirectory, differences
-from dgemma.training.setup import prepare
+from dgemma.training.setup import prepare, resolve_precision
 
 MAX_BAD_STEPS = 10
 # Recipe entries that may change when a run is resumed: they do not affect its result.
@@ -57,11 +57,11 @@ class Trainer:
         lm: LanguageModel | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.recipe = recipe
         self.directory = RunDirectory(recipe.out)
         self.callbacks = [*callbacks_of(recipe.callbacks, self.directory.path), *callbacks]
-        self._plain = to_plain(recipe)
         facts, tensors, damaged = self.directory.load_newest()
+        recipe = resolve_precision(recipe, begun_with=facts.get("recipe", {}).get("precision"), lm=lm)
+        self.recipe, self._plain = recipe, to_plain(recipe)
         self._check_same_recipe(facts)
         self.setup = prepare(recipe, lm=lm, progress=progress)
         self._weights = TrainedWeights(self.setup.trained)
