@@ -41,8 +41,10 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-denoising-steps", type=int, metavar="N", help="most steps per canvas (default: 48)"
     )
     parser.add_argument("--temperature", type=float, metavar="T", help="0: argmax (default: 1)")
-    parser.add_argument("--top-k", type=int, metavar="N", help="sample only of the N likeliest tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="sample only of the likeliest, of this sum")
+    parser.add_argument("--top-k", type=int, metavar="N", help="sample from the N most likely tokens")
+    parser.add_argument(
+        "--top-p", type=float, metavar="P", help="sample from the most likely tokens, up to this probability"
+    )
     parser.add_argument(
         "--deadline",
         type=float,

@@ -163,7 +163,7 @@ class ChatCompletionRequest(ResponseFormatFields):
     )
     logprobs: bool | None = Field(None, description="Return log-probabilities of the tokens.")
     top_logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="With logprobs: so many of the likeliest tokens too."
+        None, ge=0, le=MAX_LOGPROBS, description="With logprobs: so many of the most likely tokens too."
     )
     reasoning_effort: _Effort | None = Field(None, description="Whether to think; the levels are alike.")
     chat_template_kwargs: ChatTemplateKwargs | None = None

@@ -59,6 +59,8 @@ def _page(info: ServerInfo) -> str:
     return whole_page(
         info.name,
         f"<main>\n<h1>{escaped(info.name)} {escaped(info.version)}</h1>\n"
+        "<p>A server of a block-diffusion language model. OpenAI's clients work unchanged, with the base URL "
+        "<code>/v1</code>; it also fills gaps, edits in place and decides.</p>\n"
         f"<p>This server answers as <code>{escaped(info.model)}</code>. Status: {escaped(info.status)}.</p>\n"
         f"<ul>\n{rows}</ul>\n</main>",
     )
