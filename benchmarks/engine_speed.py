@@ -3,7 +3,7 @@
     python -m benchmarks.engine_speed            (--rounds N; --parts throughput exact flips prefix long)
 
 throughput: 1, 2, 4, 8 and 16 answers at once, each of one canvas that takes a fixed number of steps, beside
-what `benchmarks.cost_model` expects, and beside the same answers one after another.
+what `dgemma.bench.cost_model` expects, and beside the same answers one after another.
 exact: the same answers in the exact way and by default, in turn.
 flips: by default, how many answers of the bundled text model are the same in company and alone.
 prefix: seconds to a canvas of one step after 2,000 tokens, when they are new and when they are known; also
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks import record
-from benchmarks.cost_model import ROWS, measure_machine, roofline_s, step_s
+from dgemma.bench.cost_model import ROWS, measure_rates, roofline_s, step_s
 from dgemma.bench.timing import alternate, ratios, spread
 from dgemma.checkpoint.presets import PRESETS, layers
 from dgemma.checkpoint.random_weights import write_random
@@ -104,9 +104,9 @@ def prompts_of(count: int, length: int, seed: int) -> list[list[int]]:
 
 
 def throughput(lm: LanguageModel, rounds: int) -> dict[str, Any]:
-    machine = measure_machine(lm.transformer)
+    machine = measure_rates(lm.transformer)
     length = 32
-    rates = {"product": machine.rates, "expert": machine.expert_rates}
+    rates = {"product": machine.product_flops, "expert": machine.expert_flops}
     found: dict[str, Any] = {
         "machine": {
             **{
@@ -114,7 +114,7 @@ def throughput(lm: LanguageModel, rounds: int) -> dict[str, Any]:
                 for name, values in rates.items()
             },
             "read_gb_per_s": round(machine.bytes_per_s / 1e9, 1),
-            "walk_ns_per_position_and_word": round(machine.word_s * 1e9, 4),
+            "scan_ns_per_position_and_token": round(machine.scan_s * 1e9, 4),
             "ns_per_number": {
                 name: round(1e9 * getattr(machine, f"{name}_s"), 4)
                 for name in ("norm", "gate", "copy", "add")
@@ -131,7 +131,7 @@ def throughput(lm: LanguageModel, rounds: int) -> dict[str, Any]:
             tokens = sum(len(answer.tokens) for answer in answers)
             speeds.append(tokens / seconds)
             # Measured in the same minute as what it is compared with.
-            machine = measure_machine(lm.transformer)
+            machine = measure_rates(lm.transformer)
             taken = statistics.mean(a.timings.denoise_s for a in answers) / STEPS
             shares.append(step_s(machine, lm.config, count, length) / taken)
             roofs.append(roofline_s(machine, lm.config, count) / taken)

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks import record
-from benchmarks.cost_model import ROWS, measure_machine, step_s
+from dgemma.bench.cost_model import ROWS, measure_rates, step_s
 from dgemma.language_model import load
 
 PROMPT = list(range(10, 42))
@@ -37,7 +37,7 @@ def main() -> None:
     answer = lm.generate(PROMPT, max_tokens=lm.config.canvas_len + 1, seed=0, **options)
     print(answer.steps, answer.timings, f"peak {peak_bytes() / 1e9:.2f} GB", flush=True)
     peak = peak_bytes()  # before the measuring below takes its own
-    machine = measure_machine(lm.transformer)
+    machine = measure_rates(lm.transformer)
     taken = answer.timings.denoise_s / sum(answer.steps)
     predicted = step_s(machine, lm.config, 1, len(PROMPT))
     files = [file for file in Path(args.model).iterdir() if file.suffix == ".safetensors"]
@@ -56,9 +56,11 @@ def main() -> None:
             "share_of_predicted": round(predicted / taken, 3),
             "commit_s": round(answer.timings.commit_s, 2),
             "total_s": round(answer.timings.total_s, 2),
-            "product_gflops": {str(r): round(v / 1e9) for r, v in zip(ROWS, machine.rates, strict=True)},
+            "product_gflops": {
+                str(r): round(v / 1e9) for r, v in zip(ROWS, machine.product_flops, strict=True)
+            },
             "expert_gflops": {
-                str(r): round(v / 1e9) for r, v in zip(ROWS, machine.expert_rates, strict=True)
+                str(r): round(v / 1e9) for r, v in zip(ROWS, machine.expert_flops, strict=True)
             },
         },
     )

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.cost_model import ROWS, measure_machine, step_s
 from benchmarks.engine_speed import GEOMETRY, HALF_WIDTH, STEPS, ask, made_model, prompts_of
+from dgemma.bench.cost_model import ROWS, measure_rates, step_s
 from dgemma.bench.timing import spread
 from dgemma.checkpoint.quantized.quantization_config import quantization_config_for
 from dgemma.checkpoint.quantized.writer import from_checkpoint, write_quantized
@@ -42,15 +42,15 @@ def main() -> None:
                 taken = answer.timings.denoise_s / STEPS
                 if not number:  # the first warms up
                     continue
-                machine = measure_machine(lm.transformer)
+                machine = measure_rates(lm.transformer)
                 seconds[name].append(taken)
                 shares[name].append(step_s(machine, lm.config, 1, LENGTH) / taken)
                 rates[name] = {
                     "product_gflops": {
-                        str(r): round(v / 1e9) for r, v in zip(ROWS, machine.rates, strict=True)
+                        str(r): round(v / 1e9) for r, v in zip(ROWS, machine.product_flops, strict=True)
                     },
                     "expert_gflops": {
-                        str(r): round(v / 1e9) for r, v in zip(ROWS, machine.expert_rates, strict=True)
+                        str(r): round(v / 1e9) for r, v in zip(ROWS, machine.expert_flops, strict=True)
                     },
                 }
         findings = {

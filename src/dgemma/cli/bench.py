@@ -1,55 +1,102 @@
-"""Measure a model here: seconds per step, commit and causal token, committed tokens/s, peak memory.
+"""Measure a model here, against the reference and left to right; or a server; or predict a device.
 
-Every canvas takes exactly --steps steps, whatever the model would write, and speed counts committed tokens,
-end to end. With Transformers installed the reference runs in turn on the same weights: trust the ratio more
-than the seconds, and read the spread. Both models are then in memory at once."""
+MODEL: every canvas takes exactly --steps steps, whatever the model would write, and speed counts committed
+tokens, end to end. With Transformers installed the reference runs in turn on the same weights: trust the
+ratio more than the seconds, and read the spread. Both models are then in memory at once. What does not fit
+into --time-limit is left out, by name.
+--server URL: requests arrive at random times at --rate, or from --clients, at any OpenAI-compatible server.
+--predict DEVICE: the cost model of the released size, with published figures beside it; nothing is run."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from dgemma.cli.options import add_load_arguments, load_model
+from dgemma.errors import InputError
 from dgemma.machine import inspect_machine, package_versions
 
-EXAMPLES = "example:\n  dgemma bench MODEL --steps 8 --canvases 2 --rounds 5 --json > figures.json"
-_UNITS = {
-    "seconds_per_step": ("denoise step", "s"),
-    "seconds_per_commit": ("commit", "s"),
-    "seconds_per_causal_token": ("causal token", "s"),
-    "tokens_per_second": ("committed tokens", "/s"),
-}
+EXAMPLES = (
+    "examples:\n"
+    "  dgemma bench MODEL --steps 8 --rounds 5 --svg figures.svg\n"
+    "  dgemma bench MODEL --time-limit 120 --no-reference --json > figures.json\n"
+    "  dgemma bench --server http://127.0.0.1:8000 --rate 1 --rate 2 --latency-target 5\n"
+    "  dgemma bench --predict rtx5090"
+)
+_AT_LEAST_1 = ("prompt_tokens", "canvases", "steps", "causal_tokens", "rounds", "requests", "max_tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, bundled:text, or a hub name")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?",
+        help="a checkpoint directory, bundled:text, or a hub name; of a server: the model's name there",
+    )  # fmt: skip
     parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N", help="(default: 256)")
     parser.add_argument("--canvases", type=int, default=2, metavar="N", help="per answer (default: 2)")
-    parser.add_argument("--steps", type=int, default=8, metavar="K", help="per canvas (default: 8)")
+    parser.add_argument("--steps", type=int, metavar="K", help="per canvas (default: 8; to predict: 16)")
     parser.add_argument("--causal-tokens", type=int, default=16, metavar="N", help="(default: 16)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="measured in turn (default: 3)")
+    parser.add_argument(
+        "--time-limit", type=float, default=600, metavar="SECONDS", help="of all parts (default: 600)"
+    )
     parser.add_argument("--no-reference", action="store_true", help="do not load Transformers' model")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw replies by length and concurrency")
     add_load_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
+    server = parser.add_argument_group("a server")
+    server.add_argument("--server", metavar="URL", help="of any OpenAI-compatible server")
+    server.add_argument(
+        "--rate", type=float, action="append", metavar="R", help="requests per second; repeat (default: 1)"
+    )
+    server.add_argument(
+        "--clients", type=int, action="append", metavar="N",
+        help="so many clients, each asking when its last answer has come; repeat",
+    )  # fmt: skip
+    server.add_argument("--requests", type=int, default=50, metavar="N", help="per rate (default: 50)")
+    server.add_argument("--max-tokens", type=int, default=64, metavar="N", help="per reply (default: 64)")
+    server.add_argument(
+        "--latency-target", type=float, default=10, metavar="SECONDS", help="of goodput (default: 10)"
+    )
+    server.add_argument("--api-key-file", type=Path, metavar="FILE", help="the key to send (default: none)")
+    predict = parser.add_argument_group("a prediction")
+    predict.add_argument("--predict", metavar="DEVICE", help="h100, rtx5090, dgx-spark, m4-max, ...")
+    predict.add_argument("--format", metavar="F", help="of the weights (default: the best that fits)")
 
 
 def run(args: argparse.Namespace) -> int:
-    from dgemma.bench.model_bench import BenchPlan, run_bench
-    from dgemma.bench.reference import TimedReference, load_reference
-    from dgemma.checkpoint.hub import resolve
-    from dgemma.errors import InputError
+    for name in _AT_LEAST_1:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
+    if args.time_limit <= 0:
+        raise InputError(f"--time-limit is {args.time_limit:g}; it must be more than 0 seconds.")
+    if args.server is not None and args.predict is not None:
+        raise InputError("--server and --predict are two things; give one of them.")
+    if args.server is not None:
+        return _measure_server(args)
+    if args.predict is not None:
+        return _predict(args)
+    if args.model is None:
+        raise InputError("what shall be measured? Give MODEL, --server URL, or --predict DEVICE.")
+    return _measure_model(args)
 
-    for name in ("prompt_tokens", "canvases", "steps", "causal_tokens", "rounds"):
-        if getattr(args, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1.")
+
+def _measure_model(args: argparse.Namespace) -> int:
+    from dgemma.bench.model_bench import BenchPlan, ModelBench
+    from dgemma.bench.reference import TimedReference, load_reference
+    from dgemma.bench.report import page, write_figure
+    from dgemma.checkpoint.hub import resolve
+
     plan = BenchPlan(
         prompt_tokens=args.prompt_tokens,
         canvases=args.canvases,
-        steps=args.steps,
+        steps=args.steps or BenchPlan.steps,
         causal_tokens=args.causal_tokens,
         rounds=args.rounds,
+        time_limit_s=args.time_limit,
     )
     path = resolve(args.model)
     args.seed = 0  # a figure shall not depend on what else runs now
@@ -63,41 +110,50 @@ def run(args: argparse.Namespace) -> int:
             print("Transformers with DiffusionGemma is not installed: no reference.", file=sys.stderr)
         else:
             reference = TimedReference(loaded)
-    found = run_bench(lm, reference, plan, log=lambda line: print(line, file=sys.stderr, flush=True))
+    found = ModelBench(lm, reference, plan, _log).run()
     machine = inspect_machine()
-    found["machine"] = {"processor": machine.processor, "cores": machine.cores}
+    found["machine"] = {
+        "processor": machine.processor, "cores": machine.cores, "features": machine.cpu_features,
+    }  # fmt: skip
     found["versions"] = {name: version for name, version in package_versions().items() if version}
-    print(json.dumps(found, indent=2) if args.json else _page(found))
+    if args.svg is not None:
+        write_figure(found, args.svg)
+    _print(args, found, page)
     return 0
 
 
-def _page(found: dict[str, Any]) -> str:
-    plan = found["plan"]
-    lines = [
-        f"{found['machine']['processor']}, {found['machine']['cores']} cores; {found['dtype']} on "
-        f"{found['device']}; prompt of {plan['prompt_tokens']}, {plan['canvases']} canvases of "
-        f"{plan['steps']} steps; median (least-most) of {plan['rounds']}",
-        f"{'':<20}{'dgemma':>32}"
-        + (f"{'reference':>32}{'dgemma is faster by':>28}" if "reference" in found else ""),
-    ]
-    for name, (label, unit) in _UNITS.items():
-        if name not in found["dgemma"]:  # one canvas alone has no commit
-            continue
-        cells = [_spread(found["dgemma"][name], unit)]
-        if "reference" in found:
-            cells += [
-                _spread(found["reference"][name], unit),
-                _spread(found["times_faster"][name], "x"),
-            ]
-        widths = (32, 32, 28)
-        lines.append(f"{label:<20}" + "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=False)))
-    peaks = [
-        "unknown" if size is None else f"{size / 1e6:,.0f} MB" for size in found["peak_extra_bytes"].values()
-    ]
-    lines.append(f"{'peak extra memory':<20}" + "".join(f"{peak:>32}" for peak in peaks))
-    lines.append(f"{'weights':<20}{found['weight_bytes'] / 1e6:>29,.0f} MB")
-    return "\n".join(lines)
+def _measure_server(args: argparse.Namespace) -> int:
+    from dgemma.bench.server_bench import LoadPlan, page, run_server_bench
+
+    clients = tuple(args.clients or ())
+    plan = LoadPlan(
+        url=args.server,
+        model=args.model,
+        rates=tuple(args.rate or (() if clients else (1.0,))),
+        concurrency=clients,
+        requests=args.requests,
+        max_tokens=args.max_tokens,
+        latency_target_s=args.latency_target,
+        api_key=None if args.api_key_file is None else args.api_key_file.read_text().strip(),
+    )
+    _print(args, run_server_bench(plan, _log), page)
+    return 0
 
 
-def _spread(values: dict[str, float], unit: str) -> str:
-    return f"{values['median']:.4g}{unit} ({values['min']:.4g}-{values['max']:.4g})"
+def _predict(args: argparse.Namespace) -> int:
+    from dgemma.bench.predict import predict_json, predict_page
+
+    options: dict[str, Any] = {} if args.steps is None else {"steps": args.steps}
+    if args.json:
+        print(json.dumps(predict_json(args.predict, args.format, **options), indent=2))
+    else:
+        print(predict_page(args.predict, args.format, **options))
+    return 0
+
+
+def _print(args: argparse.Namespace, found: dict[str, Any], page: Any) -> None:
+    print(json.dumps(found, indent=2) if args.json else page(found))
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -42,7 +42,7 @@ COMMANDS = {
 
 # These import torch, which takes a second or two, before they can say anything.
 IMPORT_TORCH_FIRST = (
-    "serve", "run-batch", "train", "eval", "merge", "quantize", "new", "bench", "doctor", "selfcheck"
+    "serve", "run-batch", "train", "eval", "merge", "quantize", "new", "doctor", "selfcheck"
 )  # fmt: skip
 
 

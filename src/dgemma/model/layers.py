@@ -11,11 +11,7 @@ from dgemma.model.linear import Linear, PlainLinear
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """RMS norm: computed in fp32, multiplied by `weight` (not 1 + weight), cast back to x's dtype."""
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    if weight is not None:
-        normed = normed * weight.float()
-    return normed.to(x.dtype)
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 class RmsNorm(nn.Module):
