@@ -16,7 +16,7 @@ from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion
 
 import dgemma
 from dgemma.bench import model_bench, reference
-from dgemma.bench.model_bench import BenchPlan, run_bench
+from dgemma.bench.model_bench import BenchPlan, ModelBench, verdict
 from dgemma.bench.reference import ReferenceTimes, TimedReference, load_reference
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
@@ -27,6 +27,20 @@ CANVAS = PRESETS["tiny"].config.canvas_len
 PLAN = BenchPlan(prompt_tokens=12, canvases=3, steps=5, causal_tokens=4, rounds=1)
 PROMPT = list(range(100, 112))
 FIGURES = {"seconds_per_step", "seconds_per_commit", "seconds_per_causal_token", "tokens_per_second"}
+OURS = FIGURES | {"seconds_to_first_text", "seconds_per_canvas"}
+
+
+def diffuse(lm: dgemma.LanguageModel, plan: BenchPlan) -> Answer:
+    return ModelBench(lm, None, plan)._diffuse(PROMPT, plan.canvases * CANVAS, plan.steps)
+
+
+def causal_token_s(lm: dgemma.LanguageModel, num_tokens: int) -> float:
+    return ModelBench(lm, None, BenchPlan(causal_tokens=num_tokens))._causal_token_s(PROMPT)
+
+
+def fixed(bench: ModelBench) -> dict[str, Any]:
+    bench.fixed()
+    return bench.found
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +107,7 @@ def test_our_canvases_take_exactly_k_steps_although_they_would_settle(
     free = lm.generate(PROMPT, max_tokens=3 * CANVAS, max_denoising_steps=5, ignore_end=True, seed=0)
     assert max(free.steps) < 5
     encoded, denoised = our_parts(monkeypatch)
-    answer = model_bench._dgemma_diffuse(lm, PROMPT, PLAN)
+    answer = diffuse(lm, PLAN)
     assert answer.steps == (5, 5, 5)
     assert [tuple(canvas.shape) for canvas in denoised] == [(1, CANVAS)] * 15
     # The prompt, then a commit between canvases.
@@ -124,7 +138,7 @@ def test_few_steps_are_k_steps_too(
     TimedReference(oracle).diffuse(torch.tensor([PROMPT]), canvases=2, steps=steps)
     assert len(denoised) == 2 * steps
     plan = BenchPlan(canvases=2, steps=steps)
-    assert model_bench._dgemma_diffuse(lm, PROMPT, plan).steps == (steps, steps)
+    assert diffuse(lm, plan).steps == (steps, steps)
 
 
 def test_an_end_token_ends_neither_side(
@@ -134,7 +148,7 @@ def test_an_end_token_ends_neither_side(
     monkeypatch.setitem(lm.__dict__, "generation_defaults", dgemma.GenerationParams.make(end_tokens=(7, 8)))
     assert len(lm.generate(PROMPT, max_tokens=2 * CANVAS, seed=0).tokens) < 2 * CANVAS
     plan = BenchPlan(canvases=2, steps=3)
-    assert len(model_bench._dgemma_diffuse(lm, PROMPT, plan).tokens) == 2 * CANVAS
+    assert len(diffuse(lm, plan).tokens) == 2 * CANVAS
     assert TimedReference(oracle).diffuse(torch.tensor([PROMPT]), 2, 3).num_tokens == 2 * CANVAS
 
 
@@ -143,7 +157,7 @@ def test_a_causal_token_is_one_forward_on_both_sides(
 ) -> None:
     clock = Clock(monkeypatch)
     read, _ = our_parts(monkeypatch, clock.by_tokens)
-    seconds = model_bench._dgemma_causal(lm, PROMPT, 4)
+    seconds = causal_token_s(lm, 4)
     assert seconds == 1.0, "the prompt's forward counts, or a token's does not"
     assert [tuple(tokens.shape) for tokens in read] == [(1, 12), *[(1, 1)] * 4]
     encoded = counted(oracle.model.encoder, "forward", monkeypatch)
@@ -165,7 +179,7 @@ def test_both_sides_write_the_same_greedy_tokens(
         return run(*args, **kwargs)
 
     monkeypatch.setattr(oracle.model.encoder, "forward", noting)
-    model_bench._dgemma_causal(lm, PROMPT, 4)
+    causal_token_s(lm, 4)
     TimedReference(oracle).causal(torch.tensor([PROMPT]), 4)
     assert torch.cat([tokens.flatten() for tokens in ours]).tolist() == theirs
 
@@ -215,7 +229,10 @@ class FakeModel:
 
     def __init__(self, clock: Clock, num_tokens: int, steps: tuple[int, ...]) -> None:
         self.clock = clock
-        self.config = SimpleNamespace(canvas_len=CANVAS)
+        self.config = SimpleNamespace(canvas_len=CANVAS, vocab_size=100)
+        self.dtype, self.device = torch.float32, torch.device("cpu")
+        execution = SimpleNamespace(exact=False, fused_vocabulary=False)
+        self.transformer = SimpleNamespace(execution=execution, parameters=list)
         self.answer = Answer(
             text="",
             tokens=tuple(range(num_tokens)),
@@ -223,11 +240,11 @@ class FakeModel:
             seed=0,
             decode="diffuse",
             steps=steps,
-            timings=Timings(prefill_s=3.0, denoise_s=6.0, commit_s=1.0, total_s=12.0),
+            timings=Timings(prefill_s=3.0, denoise_s=6.0, commit_s=1.0, first_commit_s=4.0, total_s=12.0),
         )
 
-    def generate(self, prompt: list[int], **options: Any) -> Answer:
-        return self.answer
+    def generate(self, prompts: list[list[int]], **options: Any) -> list[Answer]:
+        return [self.answer for _ in prompts]
 
     def stream(self, prompt: list[int], **options: Any) -> Iterator[Commit | Finish]:
         self.clock.now += 50.0
@@ -241,28 +258,59 @@ def test_our_figures_are_over_steps_commits_tokens_and_the_whole_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake: Any = FakeModel(Clock(monkeypatch), num_tokens=3 * CANVAS, steps=(5, 5, 5))
-    assert model_bench._dgemma_round(fake, PROMPT, PLAN) == {
+    assert ModelBench(fake, None, PLAN)._dgemma_round(torch.tensor([PROMPT])) == {
         "seconds_per_step": 6.0 / 15,
         "seconds_per_commit": 1.0 / 2,  # the last canvas is not read again
         "seconds_per_causal_token": 0.25,
         "tokens_per_second": 3 * CANVAS / 12.0,  # prompt and all
+        "seconds_to_first_text": 4.0,
+        "seconds_per_canvas": 4.0,
     }
 
 
 def test_a_canvas_that_settled_early_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     fake: Any = FakeModel(Clock(monkeypatch), num_tokens=3 * CANVAS, steps=(5, 2, 5))
     with pytest.raises(AssertionError):
-        model_bench._dgemma_round(fake, PROMPT, PLAN)
+        ModelBench(fake, None, PLAN)._dgemma_round(torch.tensor([PROMPT]))
 
 
-def test_one_canvas_has_no_commit_on_either_side(
-    lm: dgemma.LanguageModel, oracle: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_bench, "peak_growth_bytes", lambda run, device: None)
+def test_one_canvas_has_no_commit_on_either_side(lm: dgemma.LanguageModel, oracle: Any) -> None:
     plan = BenchPlan(prompt_tokens=4, canvases=1, steps=1, causal_tokens=1, rounds=1)
-    found = run_bench(lm, TimedReference(oracle), plan)
-    for side in ("dgemma", "reference", "times_faster"):
+    found = fixed(ModelBench(lm, TimedReference(oracle), plan))
+    assert found["dgemma"].keys() == OURS - {"seconds_per_commit"}
+    for side in ("reference", "times_faster"):
         assert found[side].keys() == FIGURES - {"seconds_per_commit"}
+
+
+class FakeReference:
+    """Takes no time, and notes its prompts."""
+
+    def __init__(self) -> None:
+        self.prompts: list[list[int]] = []
+
+    def diffuse(self, prompt: torch.Tensor, canvases: int, steps: int) -> ReferenceTimes:
+        self.prompts += prompt.tolist()
+        return ReferenceTimes(step_s=1.0, commit_s=1.0, total_s=1.0, num_tokens=canvases * CANVAS)
+
+    def causal(self, prompt: torch.Tensor, num_tokens: int) -> float:
+        return 1.0
+
+
+def played(order: list[str], side: str, seconds: float, warm_ups: int) -> Callable[..., dict[str, float]]:
+    """A side whose rounds take once, twice, three times `seconds`; its warm-up takes a hundred times."""
+
+    def play(*args: Any) -> dict[str, float]:
+        order.append(side)
+        number = order.count(side) - warm_ups
+        slow = 100.0 if number == 0 else float(number)
+        return {
+            "seconds_per_step": seconds * slow,
+            "seconds_per_commit": 3 * seconds * slow,
+            "seconds_per_causal_token": 5 * seconds * slow,
+            "tokens_per_second": 1 / (seconds * slow),
+        }
+
+    return play
 
 
 def test_sides_take_turns_are_warmed_up_and_seconds_and_speeds_point_the_same_way(
@@ -270,27 +318,15 @@ def test_sides_take_turns_are_warmed_up_and_seconds_and_speeds_point_the_same_wa
 ) -> None:
     order: list[str] = []
     said: list[str] = []
-
-    def played(side: str, seconds: float) -> Callable[..., dict[str, float]]:
-        def play(*args: Any) -> dict[str, float]:
-            order.append(side)
-            slow = 100.0 if order.count(side) == 1 else order.count(side) - 1.0  # rounds: 1x, 2x, 3x
-            return {
-                "seconds_per_step": seconds * slow,
-                "seconds_per_commit": 3 * seconds * slow,
-                "seconds_per_causal_token": 5 * seconds * slow,
-                "tokens_per_second": 1 / (seconds * slow),
-            }
-
-        return play
-
-    monkeypatch.setattr(model_bench, "_dgemma_round", played("ours", 1.0))
-    monkeypatch.setattr(model_bench, "_reference_round", played("theirs", 4.0))
-    monkeypatch.setattr(model_bench, "peak_growth_bytes", lambda run, device: None)
-    plan = BenchPlan(rounds=3)
-    found = run_bench(lm, SimpleNamespace(), plan, said.append)  # type: ignore[arg-type]
-    assert order == ["ours", "theirs"] * 4
-    assert said == ["warming up", "round 1 of 3", "round 2 of 3", "round 3 of 3"]
+    monkeypatch.setattr(ModelBench, "_dgemma_round", played(order, "ours", 1.0, 1))
+    monkeypatch.setattr(model_bench, "_reference_round", played(order, "theirs", 4.0, 0))
+    theirs: Any = FakeReference()
+    found = fixed(ModelBench(lm, theirs, BenchPlan(rounds=3), said.append))
+    assert order == ["ours", *["ours", "theirs"] * 3]
+    assert len(theirs.prompts) == 1, "the reference is warmed up by one step, if that shows that it fits"
+    assert [line.split(":")[0] for line in said] == [
+        "warming up", "round 1 of 3", "round 2 of 3", "round 3 of 3",
+    ]  # fmt: skip
     assert found["dgemma"]["seconds_per_step"] == {"median": 2.0, "min": 1.0, "max": 3.0}
     assert found["reference"]["seconds_per_step"] == {"median": 8.0, "min": 4.0, "max": 12.0}
     # Round by round we are four times as fast, however slow the round was.
@@ -300,33 +336,117 @@ def test_sides_take_turns_are_warmed_up_and_seconds_and_speeds_point_the_same_wa
 def test_both_sides_get_the_same_prompt_and_the_peak_of_each_is_its_own(
     lm: dgemma.LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompts: dict[str, list[list[int]]] = {"ours": [], "theirs": []}
+    ours: list[list[int]] = []
 
-    def our_diffuse(lm: Any, prompt: list[int], plan: BenchPlan) -> Answer:
-        prompts["ours"].append(prompt)
-        return FakeModel(clock, plan.canvases * CANVAS, (plan.steps,) * plan.canvases).answer
-
-    class FakeReference:
-        def diffuse(self, prompt: torch.Tensor, canvases: int, steps: int) -> ReferenceTimes:
-            prompts["theirs"] += prompt.tolist()
-            return ReferenceTimes(step_s=1.0, commit_s=1.0, total_s=1.0, num_tokens=canvases * CANVAS)
-
-        def causal(self, prompt: torch.Tensor, num_tokens: int) -> float:
-            return 1.0
+    def our_diffuse(self: ModelBench, prompt: list[int], max_tokens: int, steps: int) -> Answer:
+        ours.append(prompt)
+        return FakeModel(clock, max_tokens, (steps,) * PLAN.canvases).answer
 
     def peak(run: Callable[[], Any], device: torch.device) -> int:
         run()
-        return 10 * len(prompts["ours"]) + len(prompts["theirs"])
+        return 10 * len(ours) + len(theirs.prompts)
 
-    clock = Clock(monkeypatch)
-    monkeypatch.setattr(model_bench, "_dgemma_diffuse", our_diffuse)
-    monkeypatch.setattr(model_bench, "_dgemma_causal", lambda *args: 1.0)
+    clock, theirs = Clock(monkeypatch), FakeReference()
+    monkeypatch.setattr(ModelBench, "_diffuse", our_diffuse)
+    monkeypatch.setattr(ModelBench, "_causal_token_s", lambda *args: 1.0)
     monkeypatch.setattr(model_bench, "peak_growth_bytes", peak)
-    found = run_bench(lm, FakeReference(), PLAN)  # type: ignore[arg-type]
-    assert prompts["ours"] == prompts["theirs"]
-    assert len(prompts["ours"][0]) == PLAN.prompt_tokens
-    # Two rounds of both, then one more of ours, then one more of theirs.
-    assert found["peak_extra_bytes"] == {"dgemma": 32, "reference": 33}
+    bench = ModelBench(lm, theirs, PLAN)  # type: ignore[arg-type]
+    bench.fixed()
+    assert ours[1:] == theirs.prompts[1:], "each warms up by itself, then rounds share their prompt"
+    assert len(ours[0]) == PLAN.prompt_tokens
+    bench.memory()
+    # A warm-up and a round of both, then one more of ours, then one more of theirs.
+    assert bench.found["peak_extra_bytes"] == {"dgemma": 32, "reference": 33}
+
+
+def test_a_reference_too_slow_for_the_time_limit_is_left_out_by_name(
+    lm: dgemma.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(model_bench.time, "monotonic", lambda: now[0])
+
+    class Slow(FakeReference):
+        def diffuse(self, *args: Any) -> ReferenceTimes:
+            now[0] += 10.0
+            return super().diffuse(*args)
+
+    slow: Any = Slow()
+    bench = ModelBench(lm, slow, BenchPlan(prompt_tokens=4, steps=4, rounds=1, time_limit_s=60.0))
+    found = fixed(bench)
+    assert len(slow.prompts) == 2, "the first call is slow anyway, so a second one decides"
+    assert found["skipped"] == ["the reference: some 80 s, and 40 s are left"]
+    assert "reference" not in found
+    assert found["dgemma"]["seconds_per_step"]["median"] > 0
+
+
+def test_the_first_figure_comes_after_one_round_and_the_others_may_not_fit(
+    lm: dgemma.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    order: list[str] = []
+    play = played(order, "ours", 1.0, 1)
+
+    def slow(*args: Any) -> dict[str, float]:
+        now[0] += 25.0
+        return play()
+
+    monkeypatch.setattr(model_bench.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(ModelBench, "_dgemma_round", slow)
+    found = fixed(ModelBench(lm, None, BenchPlan(rounds=9, time_limit_s=90.0)))
+    assert found["rounds"] == 2
+    assert found["skipped"] == ["the other rounds: some 25 s, and 15 s are left"]
+
+
+def test_all_parts_of_a_small_model_are_measured_and_end_with_a_verdict(
+    lm: dgemma.LanguageModel,
+) -> None:
+    plan = BenchPlan(
+        prompt_tokens=8, canvases=2, steps=2, causal_tokens=2, rounds=1,
+        lengths=(4, CANVAS, 1 << 20), length_steps=(2, 1), concurrency=(1, 2),
+    )  # fmt: skip
+    found = ModelBench(lm, None, plan).run()
+    assert found["roofline"]["canvases"].keys() == {"1", "8"}
+    for row in found["roofline"]["canvases"].values():
+        assert 0 < row["share_of_roofline"] < 1
+    assert [row["tokens"] for row in found["lengths"]] == [4, CANVAS]
+    for row in found["lengths"]:
+        assert row["causal_s"] > 0
+        assert row["diffuse_2_times_faster"] == row["causal_s"] / row["diffuse_2_s"]
+        assert {"causal_s_predicted", "diffuse_2_s_predicted", "diffuse_1_s_predicted"} <= row.keys()
+    assert [row["answers"] for row in found["throughput"]] == [1, 2]
+    longest = lm.config.max_positions - 8
+    assert found["skipped"] == [
+        "real prompts: the model has no tokenizer",
+        f"{1 << 20} tokens: the context leaves {longest}",
+    ]
+    assert found["verdict"].startswith("Speed of diffusion against left to right here: with 2 steps")
+
+
+def row_of(tokens: int, **gains: float) -> dict[str, Any]:
+    return {"tokens": tokens, "causal_s": 1.0, **gains}
+
+
+def test_the_verdict_names_the_length_and_the_concurrency_where_it_turns() -> None:
+    plan = {"length_steps": (16, 8), "steps": 8}
+    rows = [
+        row_of(16, diffuse_16_times_faster=0.2, diffuse_8_times_faster=0.4),
+        row_of(64, diffuse_16_times_faster=0.8, diffuse_8_times_faster=1.6),
+        row_of(256, diffuse_16_times_faster=0.9, diffuse_8_times_faster=3.0),
+    ]
+    many = [
+        {"answers": 1, "diffuse_times_faster": 3.0},
+        {"answers": 4, "diffuse_times_faster": 1.2},
+        {"answers": 8, "diffuse_times_faster": 0.7},
+    ]
+    text = verdict({"plan": plan, "lengths": rows, "throughput": many})
+    assert "with 16 steps a canvas 0.2 times at 16, 0.8 times at 64, 0.9 times at 256 tokens" in text
+    assert "Use diffusion from 64 tokens on if 8 steps a canvas are enough" in text
+    assert text.endswith("With 8 steps, left to right is faster from 8 answers at once.")
+    slow = [row_of(256, diffuse_16_times_faster=0.9, diffuse_8_times_faster=0.95)]
+    assert verdict({"plan": plan, "lengths": slow}).endswith(
+        "Left to right is faster for every length: use --decode causal on this machine."
+    )
+    assert verdict({"plan": plan}).startswith("Too little was measured")
 
 
 def test_the_reference_is_on_the_same_weights(lm: dgemma.LanguageModel, oracle: Any) -> None:

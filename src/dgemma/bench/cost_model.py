@@ -33,7 +33,7 @@ from dgemma.sampling.rng import noise_key
 from dgemma.sampling.vocab_scan import scan_vocab
 
 ROWS = (1, 4, 16, 32, 64, 128, 256, 1024, 4096)
-SIDE = 1024  # of the square products whose rate is measured
+MAX_SIDE = 1024  # of the square products whose rate is measured
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,10 @@ def measure_rates(transformer: Transformer, max_rows: int = ROWS[-1]) -> Machine
     """
     config, dtype = transformer.config, transformer.embedding.dtype
     canvas, hidden = config.canvas_len, config.hidden_size
+    side = min(MAX_SIDE, -(-hidden // 128) * 128)
     layer = transformer.layers[0]
     assert isinstance(layer, Layer)
-    products = product_rates([_like(layer.mlp.gate, SIDE, SIDE, dtype) for _ in range(8)], dtype, max_rows)
+    products = product_rates([_like(layer.mlp.gate, side, side, dtype) for _ in range(8)], dtype, max_rows)
     experts = layer.experts.gate_up
     large = torch.zeros(256 << 20, dtype=torch.uint8)
     bytes_per_s = large.numel() / typical_s(lambda: large.view(torch.int64).sum())
@@ -102,8 +103,8 @@ def peak_flops() -> float:
     """Operations per second of a square product, in the dtype that is fastest here."""
     speeds = []
     for dtype in (torch.float32, torch.bfloat16):
-        a, b = (torch.randn(SIDE, SIDE).to(dtype) for _ in range(2))
-        speeds.append(2 * SIDE**3 / typical_s(partial(nn.functional.linear, a, b), 5))
+        a, b = (torch.randn(MAX_SIDE, MAX_SIDE).to(dtype) for _ in range(2))
+        speeds.append(2 * MAX_SIDE**3 / typical_s(partial(nn.functional.linear, a, b), 5))
     return max(speeds)
 
 

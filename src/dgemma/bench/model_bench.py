@@ -87,14 +87,14 @@ class ModelBench:
         """Seconds per step, commit and causal token, alternating with the reference."""
         plan, ours, theirs = self.plan, Samples(), Samples()
         self._log("warming up")
-        _add({}, self._dgemma_round())
+        self._dgemma_round(next(self._prompts))
         if self.reference is not None and not self._probe_reference():
             self.reference = None
         for number in range(1, plan.rounds + 1):
-            began = time.monotonic()
-            _add(ours, self._dgemma_round())
+            began, prompt = time.monotonic(), next(self._prompts)
+            _add(ours, self._dgemma_round(prompt))
             if self.reference is not None:
-                _add(theirs, _reference_round(self.reference, next(self._prompts), plan))
+                _add(theirs, _reference_round(self.reference, prompt, plan))
             self._log(f"round {number} of {plan.rounds}: {_short(ours, theirs)}")
             if number < plan.rounds and not self._fits("the other rounds", time.monotonic() - began):
                 break
@@ -107,8 +107,8 @@ class ModelBench:
                 for name in theirs
             }
 
-    def _dgemma_round(self) -> dict[str, float]:
-        plan, prompt = self.plan, next(self._prompts)[0].tolist()
+    def _dgemma_round(self, tokens: torch.Tensor) -> dict[str, float]:
+        plan, prompt = self.plan, tokens[0].tolist()
         answer = self._diffuse(prompt, plan.canvases * self.lm.config.canvas_len, plan.steps)
         assert answer.steps == (plan.steps,) * plan.canvases
         assert answer.cached_tokens == 0

@@ -40,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--causal-tokens", type=int, default=16, metavar="N", help="(default: 16)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="measured in turn (default: 3)")
     parser.add_argument(
+        "--lengths", type=_numbers, metavar="N,N", help="of replies, in tokens (default: 16,64,256,1024)"
+    )
+    parser.add_argument(
+        "--concurrency", type=_numbers, metavar="N,N", help="answers at once (default: 1,2,4,8,16)"
+    )
+    parser.add_argument(
         "--time-limit", type=float, default=600, metavar="SECONDS", help="of all parts (default: 600)"
     )
     parser.add_argument("--no-reference", action="store_true", help="do not load Transformers' model")
@@ -64,6 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     predict = parser.add_argument_group("a prediction")
     predict.add_argument("--predict", metavar="DEVICE", help="h100, rtx5090, dgx-spark, m4-max, ...")
     predict.add_argument("--format", metavar="F", help="of the weights (default: the best that fits)")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    values = tuple(int(part) for part in text.split(","))
+    if min(values) < 1:
+        raise argparse.ArgumentTypeError("they must be at least 1")
+    return values
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,6 +109,8 @@ def _measure_model(args: argparse.Namespace) -> int:
         steps=args.steps or BenchPlan.steps,
         causal_tokens=args.causal_tokens,
         rounds=args.rounds,
+        lengths=args.lengths or BenchPlan.lengths,
+        concurrency=args.concurrency or BenchPlan.concurrency,
         time_limit_s=args.time_limit,
     )
     path = resolve(args.model)
