@@ -429,8 +429,10 @@ def test_the_page_is_a_table_that_ends_with_a_sentence() -> None:
     found = bench(ScriptedServer(), "ok", "refuse", "ok", rates=(FAST, 2 * FAST), concurrency=(2,))
     lines = page(found).splitlines()
     assert lines[0].startswith(f"{found['url']}, model scripted: chat, streamed, at most 64 tokens")
-    assert lines[1].split()[:6] == ["load", "sent", "ok", "refused", "failed", "lost"]
-    assert lines[2].split()[:6] == ["200/s", "3", "2", "1", "0", "0"]
+    assert lines[1].split()[:6] == ["load", "arrived/s", "sent", "ok", "refused", "failed"]
+    name, _, *figures = lines[2].split()
+    assert (name, *figures[:5]) == ("200/s", "3", "2", "1", "0", "0")
+    assert {len(lines[at]) for at in (1, 2, 4, 6)} == {len(lines[1])}
     assert lines[3] == "  1 refused: HTTP 429 (status 429 [31m for this)"
     assert lines[4].startswith("400/s ")
     assert lines[6].startswith("2 clients ")
@@ -443,7 +445,7 @@ def test_the_page_says_what_makes_its_figures_doubtful() -> None:
     found["loads"][0]["client_late_p99_s"] = 0.2
     lines = page(found).splitlines()
     assert "deltas with text count as tokens" in lines[-3]
-    assert "The client itself was late" in lines[-2]
+    assert lines[-2] == "The client itself was late at 200/s: this machine is too busy for that."
     assert lines[-1].endswith("within 10 s and with their first text within 2 s.")
     found["loads"][0].update(in_time=0, goodput_per_s=0.0)
     assert page(found).endswith(

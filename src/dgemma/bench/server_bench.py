@@ -278,15 +278,14 @@ def page(found: Mapping[str, Any]) -> str:
     lines = [
         f"{found['url']}, model {plain(found['model'])}: {'chat' if plan['chat'] else 'completions'}"
         f"{', streamed' if plan['stream'] else ''}, at most {plan['max_tokens']} tokens; "
-        f"seconds are p50/p90/p99 of whole answers",
-        f"{'load':<12}"
+        f"seconds, p50/p90/p99 of whole answers",
+        f"{'load':<12}{'arrived/s':>9}"
         + "".join(f"{name:>8}" for name in _COUNTS)
-        + f"{'goodput/s':>11}{'tokens/s':>10}{'first text, s':>20}{'end to end, s':>20}{'client late':>13}",
+        + f"{'goodput/s':>11}{'tokens/s':>10}{'first text':>20}{'end to end':>20}{'client late':>13}",
     ]
     for load in loads:
-        name = f"{load['rate']:g}/s" if load["clients"] is None else f"{load['clients']} clients"
         lines.append(
-            f"{name:<12}"
+            f"{_name(load):<12}{_number(load['arrivals_per_s']):>9}"
             + "".join(f"{load[count]:>8}" for count in _COUNTS)
             + f"{_number(load['goodput_per_s']):>11}{_number(load['output_tokens_per_s']):>10}"
             + f"{_triple(load['first_text_s']):>20}{_triple(load['end_to_end_s']):>20}"
@@ -299,8 +298,8 @@ def page(found: Mapping[str, Any]) -> str:
         ]
     if any(load["tokens_from"] in ("deltas", "both") for load in loads):
         lines.append("The server does not give the usage of every answer: deltas with text count as tokens.")
-    if any((load["client_late_p99_s"] or 0.0) > _LATE_S for load in loads):
-        lines.append("The client itself was late: this machine is too busy for these rates.")
+    if late := [_name(load) for load in loads if (load["client_late_p99_s"] or 0.0) > _LATE_S]:
+        lines.append(f"The client itself was late at {', '.join(late)}: this machine is too busy for that.")
     return "\n".join([*lines, _verdict(plan, loads)])
 
 
@@ -311,18 +310,21 @@ def _verdict(plan: Mapping[str, Any], loads: Sequence[Mapping[str, Any]]) -> str
     best = max(loads, key=lambda load: load["goodput_per_s"])
     if best["in_time"] == 0:
         return f"No request was answered whole {target}."
-    load = f"{best['rate']:g} arrivals/s" if best["clients"] is None else f"{best['clients']} clients"
     return (
-        f"The most goodput was {_number(best['goodput_per_s'])} requests/s, at {load}: "
+        f"The most goodput was {_number(best['goodput_per_s'])} requests/s, at {_name(best)}: "
         f"{best['in_time']} of {best['sent']} were answered whole {target}."
     )
 
 
+def _name(load: Mapping[str, Any]) -> str:
+    return f"{load['rate']:g}/s" if load["clients"] is None else f"{load['clients']} clients"
+
+
 def _number(value: float | None) -> str:
-    """Three digits, without an exponent for the sizes that occur."""
+    """Three digits of what is above one, thousandths below; never an exponent."""
     if value is None:
         return "-"
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.001 else "0"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 1 else f"{value:.3f}"
 
 
 def _triple(values: Mapping[str, float] | None) -> str:
