@@ -39,7 +39,7 @@ PACKAGES: dict[str, set[str]] = {
         "language_model",
     },
     "evaluation": {"errors", "params", "events", "durable_files", "text", "language_model", "sudoku"},
-    "bench": {"errors", "events", "model", "checkpoint", "language_model"},
+    "bench": {"errors", "events", "model", "checkpoint", "sampling", "language_model"},
     "selfcheck": {"checkpoint", "language_model", "machine", "model"},
     "server": {
         "errors", "params", "events", "durable_files", "worker_process", "text", "structured_output",
@@ -64,7 +64,7 @@ TORCH_FREE = [
     "training/data/sources.py", "training/data/records.py", "training/data/jsonl.py",
     "training/data/parquet.py", "training/data/dataset_formats.py",
     "training/data/order.py",
-    "training/data/text_windows.py", "__init__.py",
+    "training/data/text_windows.py", "__init__.py", "bench/server_bench.py", "bench/server_client.py",
     "bench/devices.py", "bench/predict.py",
     "checkpoint/bundled.py", "engine/block_pool.py", "engine/prefix_cache.py", "engine/kv_cache_manager.py",
     "engine/scheduler.py", "engine/service.py", "engine/request.py",
