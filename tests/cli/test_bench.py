@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import dgemma
+from dgemma.bench.model_bench import ModelBench
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.cli.main import main
@@ -22,6 +23,7 @@ FEW = ["--prompt-tokens", "8", "--canvases", "2", "--steps", "2", "--causal-toke
 ALONE = {
     "plan", "dtype", "device", "exact", "compiled", "dgemma", "peak_extra_bytes", "weight_bytes", "machine",
     "versions", "rounds", "skipped", "roofline", "lengths", "throughput", "verdict",
+    "real_prompts",
 }  # fmt: skip
 FIGURES = {"seconds_per_step", "seconds_per_commit", "seconds_per_causal_token", "tokens_per_second"}
 OURS = FIGURES | {"seconds_to_first_text", "seconds_per_canvas"}
@@ -36,7 +38,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def bench(capfd: pytest.CaptureFixture[str]) -> Run:
+def bench(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    # Real prompts take up to 48 steps; tests/bench/test_model_bench.py asks them.
+    monkeypatch.setattr(ModelBench, "real_prompts", lambda self: self.found.update(real_prompts={}))
+
     def run(*argv: str) -> tuple[int, str, str]:
         status = main(["bench", *argv])
         return (status, *capfd.readouterr())
