@@ -18,6 +18,7 @@ import psutil
 _CPU_FEATURES = {
     "avx2": "avx2",
     "avx512f": "avx512_f",
+    "avx512_vnni": "avx512_vnni",
     "avx512_bf16": "avx512_bf16",
     "amx_bf16": "amx_bf16",
     "amx_int8": "amx_int8",

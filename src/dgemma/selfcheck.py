@@ -160,7 +160,8 @@ def _quantized_experts(kind: QuantKind, device: str, dtype: torch.dtype) -> Find
     )
     found = experts_linear.multiply_grouped(x.to(device), ends.to(device)).double().cpu()
     # The CPU kernel quantizes activations.
-    activations = x if experts_linear.kernel(x.to(device)) is None else fake_quantize_activations(x)
+    kernel = experts_linear.kernel(x.to(device))
+    activations = fake_quantize_activations(x) if kernel is not None and kernel.rounds else x
     weights = quantized.dequantize(torch.float32).double()
     pairs = zip(
         weights, activations.double().split(torch.diff(ends, prepend=ends.new_zeros(1)).tolist()), strict=True

@@ -193,7 +193,7 @@ def test_merged_equals_unmerged_and_detached_is_the_base_again(
     assert not has_adapter(whole.transformer)
     expected = every_logit(lm, case)
     assert (expected - every_logit(base, case)).abs().max() > 1
-    torch.testing.assert_close(every_logit(whole, case), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(every_logit(whole, case), expected, atol=3e-5, rtol=1e-5)
     assert torch.equal(every_logit(lm, case), expected)
     assert torch.equal(every_logit(lm.without_adapter(), case), every_logit(base, case))
 

@@ -50,8 +50,8 @@ def test_a_matrix_answers_as_the_plain_one(kind: QuantKind, dtype: torch.dtype) 
     ]
     for found, expected in pairs:
         assert found.dtype == dtype
-        if dtype == torch.float32:
-            assert torch.equal(found, expected)
+        if dtype == torch.float32:  # our kernel adds up in another order than torch
+            assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
         else:  # where bf16 is imitated, the weight is not rounded to it
             assert torch.allclose(found, expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
 
@@ -69,9 +69,9 @@ def test_a_bank_answers_as_the_plain_one_and_leaves_idle_experts_alone(kind: Qua
     quantized, plain = banks(kind, torch.float32)
     x = normal(9, 64)
     ends = torch.tensor([2, 2, 6, 6, 9], dtype=torch.int32)
-    assert torch.equal(quantized.multiply(3, x), plain.multiply(3, x))
+    torch.testing.assert_close(quantized.multiply(3, x), plain.multiply(3, x), rtol=1e-5, atol=1e-3)
     expected = torch.cat([plain.multiply(0, x[:2]), plain.multiply(2, x[2:6]), plain.multiply(4, x[6:])])
-    assert torch.equal(quantized.multiply_grouped(x, ends), expected)
+    torch.testing.assert_close(quantized.multiply_grouped(x, ends), expected, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -76,7 +76,12 @@ def what_it_means(machine: MachineFacts, torch: TorchFacts, no_kernel: str | Non
         advice.append(
             "The CPU has no bf16 instructions: dtype='auto' loads bf16 weights in float32 where they fit."
         )
-    if no_kernel is None:
+    if no_kernel is None and "avx512_vnni" not in machine.cpu_features:
+        advice.append(
+            "int8, int4 and NVFP4 weights are decoded in the registers of each product here (AVX-512): "
+            "`dgemma quantize` saves memory, and time against bfloat16."
+        )
+    elif no_kernel is None:
         advice.append(
             "Products run on the codes of int8, int4 and NVFP4 weights here (AVX-512 VNNI): "
             "`dgemma quantize` saves memory and time."

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dgemma.model.kernels.quantized_matmul import QuantizedMatmul, quantized_matmul
+
 ALL = slice(None)
+# Rows of a product up to which our kernel is faster than torch (benchmarks/results/*-matmul.json).
+MAX_FEW_ROWS = 64
+MAX_EMULATED_ROWS = 512
+HAS_BF16_INSTRUCTIONS = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 class Linear(nn.Module, ABC):
@@ -59,12 +65,20 @@ class PlainLinear(Linear):
         self.weight = _parameter(out_features, in_features, dtype=dtype, device=device)
 
     def multiply(self, x: Tensor, rows: slice = ALL) -> Tensor:
-        return F.linear(x, self.weight[rows])
+        weight = self.weight[rows]
+        if not is_emulated(x) or needs_gradient(x, weight):
+            return F.linear(x, weight)
+        kernel = _kernel(x, x.numel() // x.shape[-1])
+        if kernel is None:
+            return F.linear(x.float(), weight.float()).to(x.dtype)
+        return kernel.multiply_plain(x.reshape(-1, self.in_features), weight).view(*x.shape[:-1], -1)
 
     def gather_rows(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self.weight)
 
     def mix_rows(self, shares: Tensor, rows: slice = ALL) -> Tensor:
+        if is_emulated(shares) and not needs_gradient(shares, self.weight):
+            return (shares.float() @ self.weight[rows].float()).to(shares.dtype)
         return shares @ self.weight[rows]
 
     @property
@@ -94,6 +108,10 @@ class ExpertLinear(nn.Module, ABC):
         `x` [n, in] is sorted by expert; expert e owns the rows before `ends[e]` (int32) that no
         earlier expert owns. -> [n, out]
         """
+
+    def multiply_exact(self, x: Tensor, ends: Tensor) -> Tensor | None:
+        """The same, in a way that a row's bits do not depend on the other rows; None: not here."""
+        return None
 
     def multiply_blocks(self, x: Tensor, expert_of_block: Tensor) -> Tensor:
         """Blocks of rows, each of one expert, sorted by expert: [blocks, rows, in] -> [blocks, rows, out]."""
@@ -130,7 +148,14 @@ class PlainExpertLinear(ExpertLinear):
         return F.linear(x, self.weight[expert])
 
     def multiply_grouped(self, x: Tensor, ends: Tensor) -> Tensor:
+        kernel = _kernel(x, x.shape[0] // self.num_experts)
+        if kernel is not None and not needs_gradient(x, self.weight):
+            return kernel.multiply_plain(x, self.weight, ends)
         return F.grouped_mm(x, self.weight.transpose(-2, -1), offs=ends)
+
+    def multiply_exact(self, x: Tensor, ends: Tensor) -> Tensor | None:
+        kernel = None if needs_gradient(x, self.weight) else _kernel(x, rows=0)
+        return None if kernel is None else kernel.multiply_plain(x, self.weight, ends)
 
     def multiply_blocks(self, x: Tensor, expert_of_block: Tensor) -> Tensor:
         # A copy of an expert's weights per block, which is small beside a block's own work.
@@ -139,6 +164,26 @@ class PlainExpertLinear(ExpertLinear):
     @property
     def nbytes(self) -> int:
         return self.weight.nbytes
+
+
+def needs_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def is_emulated(x: Tensor) -> bool:
+    """Whether products of x's dtype are emulated on its device: bf16 on a CPU without bf16 instructions.
+
+    They take several times as long as in fp32.
+    """
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not HAS_BF16_INSTRUCTIONS
+
+
+def _kernel(x: Tensor, rows: int) -> QuantizedMatmul | None:
+    """Our product in fp32 where it is faster than torch's: few rows, or bf16 that is emulated."""
+    if torch.compiler.is_compiling() or type(x) is not Tensor or x.device.type != "cpu":
+        return None
+    most = MAX_EMULATED_ROWS if is_emulated(x) else MAX_FEW_ROWS if x.dtype == torch.float32 else 0
+    return quantized_matmul() if rows <= most else None
 
 
 def _parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:

@@ -77,8 +77,8 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor, execution: Execution) -> Tensor:
         """The weighted sum of each token's expert outputs [n, hidden], for `x` [n, hidden].
 
-        `chosen` and `weights` [n, k] are the router's. Exact execution runs every product on exactly
-        `expert_tile` rows, which makes a row's bits independent of the rest of the batch.
+        `chosen` and `weights` [n, k] are the router's. Exact execution makes a row's bits independent of
+        the rest of the batch: by products that are so themselves, else on exactly `expert_tile` rows each.
         """
         if execution.expert_block is not None and not execution.exact:
             route = sort_in_blocks(chosen, self.gate_up.num_experts, execution.expert_block)
@@ -93,7 +93,8 @@ class Experts(nn.Module):
                 sorted_y = self.grouped(sorted_x, expert_of_pair)
             else:
                 tile = execution.expert_tile if execution.exact else None
-                sorted_y = self.by_expert(sorted_x, expert_of_pair, tile)
+                exact_y = None if tile is None else self.grouped_exact(sorted_x, expert_of_pair, tile)
+                sorted_y = self.by_expert(sorted_x, expert_of_pair, tile) if exact_y is None else exact_y
             outputs.append(combine(sorted_y, chunk_weights, route))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -102,9 +103,23 @@ class Experts(nn.Module):
         gate, up = self.gate_up.multiply_blocks(blocks, expert_of_block).chunk(2, dim=-1)
         return self.down.multiply_blocks(gated_gelu(gate, up), expert_of_block).flatten(0, 1)
 
+    def grouped_exact(self, x: Tensor, expert_of_pair: Tensor, tile: int) -> Tensor | None:
+        """`grouped`, if there are products whose rows do not depend on each other; else None."""
+        ends = self._ends(expert_of_pair)
+        gate_up = self.gate_up.multiply_exact(x, ends)
+        if gate_up is None:
+            return None
+        # One tile of fixed shape at a time: the vector tails of element-wise functions depend on the count.
+        tiles = nn.functional.pad(gate_up, (0, 0, 0, -len(x) % tile)).split(tile)
+        gated = torch.cat([gated_gelu(*part.chunk(2, dim=-1)) for part in tiles])
+        return self.down.multiply_exact(gated[: len(x)], ends)
+
+    def _ends(self, expert_of_pair: Tensor) -> Tensor:
+        every_expert = torch.arange(self.gate_up.num_experts, device=expert_of_pair.device)
+        return torch.searchsorted(expert_of_pair, every_expert, right=True).to(torch.int32)
+
     def grouped(self, x: Tensor, expert_of_pair: Tensor) -> Tensor:
-        every_expert = torch.arange(self.gate_up.num_experts, device=x.device)
-        ends = torch.searchsorted(expert_of_pair, every_expert, right=True).to(torch.int32)
+        ends = self._ends(expert_of_pair)
         gate, up = self.gate_up.multiply_grouped(x, ends).chunk(2, dim=-1)
         return self.down.multiply_grouped(gated_gelu(gate, up), ends)
 

@@ -6,7 +6,6 @@ base (QLoRA) stays in four bits during training.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,12 +14,13 @@ from torch.nn import functional as F
 
 from dgemma.model.kernels import triton_experts
 from dgemma.model.kernels.quantized_matmul import QuantizedMatmul, quantized_matmul
-from dgemma.model.linear import ALL, ExpertLinear, Linear
+from dgemma.model.linear import ALL, ExpertLinear, Linear, is_emulated, needs_gradient
 from dgemma.model.quantized_tensor import QuantizedTensor, QuantKind
 
 _PARTS = ("qdata", "scale", "zero_point", "global_scale")
 _ROWS_AT_ONCE = 1024
 _MAX_LAYER_ROWS = 16 * 1024  # no matrix of a layer has more
+MAX_FLOAT_ROWS = 512
 
 
 class QuantizedWeight(nn.Module):
@@ -47,12 +47,18 @@ class QuantizedWeight(nn.Module):
             self.kind, self.qdata, self.scale, self.zero_point, self.global_scale, self.global_scale_divides
         )
 
-    def kernel(self, x: Tensor) -> QuantizedMatmul | None:
+    def kernel(self, x: Tensor, num_experts: int = 1) -> QuantizedMatmul | None:
         """The kernel that multiplies `x` without dequantizing, if there is one for this weight and device."""
-        if not self.rounds_activations or x.device.type != "cpu" or _needs_gradient(x):
+        if x.device.type != "cpu" or needs_gradient(x):
             return None
         found = quantized_matmul()
-        return found if found is not None and found.supports(self.quantized) else None
+        if found is None or not found.supports(self.quantized):
+            return None
+        if found.rounds:
+            return found if self.rounds_activations else None
+        # With many rows a product of torch's is faster, also after dequantizing.
+        is_small = x.numel() <= MAX_FLOAT_ROWS * x.shape[-1] * num_experts
+        return found if is_small and type(x) is Tensor else None
 
     @property
     def nbytes(self) -> int:
@@ -99,11 +105,15 @@ class QuantizedExpertLinear(QuantizedWeight, ExpertLinear):
         kernel, weight = self.kernel(x), self.quantized[expert]
         return product(x, weight) if kernel is None else kernel.multiply(x, weight)
 
+    def multiply_exact(self, x: Tensor, ends: Tensor) -> Tensor | None:
+        kernel = self.kernel(x[:0])
+        return None if kernel is None else kernel.multiply(x, self.quantized, ends)
+
     def multiply_grouped(self, x: Tensor, ends: Tensor) -> Tensor:
-        kernel = self.kernel(x)
+        kernel = self.kernel(x, self.num_experts)
         if kernel is not None:
             return kernel.multiply(x, self.quantized, ends)
-        if not _needs_gradient(x) and triton_experts.supports(self.quantized):
+        if not needs_gradient(x) and triton_experts.supports(self.quantized):
             return triton_experts.multiply_grouped(x, ends, self.quantized)
         counts = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
         groups = enumerate(x.split(counts))
@@ -112,7 +122,7 @@ class QuantizedExpertLinear(QuantizedWeight, ExpertLinear):
 
 def product(x: Tensor, weight: QuantizedTensor) -> Tensor:
     """`x W^T` for `x` [..., in] -> [..., out]. Gradients reach `x`, never the quantized weight."""
-    if _needs_gradient(x):
+    if needs_gradient(x):
         result: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
         return result
     return _dequantized_product(x, weight)
@@ -144,24 +154,13 @@ def _dequantized_product(x: Tensor, weight: QuantizedTensor) -> Tensor:
     return result
 
 
-def _needs_gradient(x: Tensor) -> bool:
-    return torch.is_grad_enabled() and x.requires_grad
-
-
 def arithmetic(x: Tensor) -> torch.dtype:
     """The dtype of a product with a dequantized weight: x's dtype, unless the CPU emulates it.
 
     Without bf16 instructions a product in bf16 takes four times as long as in fp32, and dequantizing costs
     the same.
     """
-    if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not _has_bf16_instructions():
-        return torch.float32
-    return x.dtype
-
-
-@cache
-def _has_bf16_instructions() -> bool:
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.float32 if is_emulated(x) else x.dtype
 
 
 class _Product(torch.autograd.Function):

@@ -1,10 +1,13 @@
-// Matrix products with quantized weights, for CPUs with AVX-512 VNNI. Compiled on the user's machine at first use.
+// Matrix products on CPUs with AVX-512, compiled on the user's machine at first use.
 //
-// y[m, n] = sum over k of x[m, k] * w[n, k], with w = (code - zero) * scale. x is quantized to int8 with one scale per
-// 256 neighbours. Sums under one scale are sums of integers, hence exact. All other sums have a fixed order, which
-// depends neither on the number of rows nor on the number of threads. So a row's result does not depend on other rows.
+// y[m, n] = sum over k of x[m, k] * w[n, k], with w = (code - zero) * scale. All sums have a fixed order, which depends
+// neither on the number of rows nor on the number of threads. So a row's result does not depend on other rows.
 //
-// Each row of the weight is unpacked once into buffers that fit into the L1 cache, then multiplied with all rows of x.
+// `multiply` (VNNI): x is quantized to int8 with one scale per 256 neighbours. Sums under one scale are sums of integers,
+// hence exact. Each row of the weight is unpacked once into buffers that fit into the L1 cache, then multiplied with all
+// rows of x.
+// `multiply_float`: x stays in float32. Each row of the weight is decoded to float32, to the same numbers as `dequantize`
+// of quantized_tensor.py gives. Also for plain float32 and bfloat16 weights.
 
 #include <immintrin.h>
 #include <stdint.h>
@@ -17,8 +20,11 @@ constexpr int MAX_CHUNKS = 64; // rows have at most 16,384 numbers
 constexpr int M_BLOCK = 8;      // rows of x per tile
 constexpr int N_BLOCK = 2;      // rows of w per tile: 8 x 2 sums in registers
 constexpr int N_TASK = 64;      // rows of w per task of a thread
+constexpr int MAX_INNER = 16384;
+constexpr int ROWS = 6, COLUMNS = 4;  // of x and w per tile in float32: 24 sums in registers
+constexpr int PANEL = 192;      // rows of x that stay in the L2 cache
 
-enum Kind { INT4 = 0, INT8 = 1, FLOAT4 = 2 };
+enum Kind { INT4 = 0, INT8 = 1, FLOAT4 = 2, FLOAT8 = 3, PLAIN32 = 4, PLAIN16 = 5 };  // PLAIN16: bfloat16
 enum ScaleType { F32 = 0, BF16 = 1, F16 = 2, F8 = 3 };
 
 struct Weight {
@@ -29,15 +35,6 @@ struct Weight {
     int kind, scale_type, outer_divides;
     int64_t out, inner, groups;
 };
-
-// One unpacked row of w.
-struct Row {
-    alignas(64) int8_t codes[MAX_CHUNKS][4][64];
-    alignas(64) float scale[MAX_CHUNKS][16];
-    alignas(64) int32_t start[MAX_CHUNKS][16];  // correction for the offset 128 of the unsigned x
-};
-
-const int8_t FLOAT4_TWICE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 inline float float_of(uint32_t bits) {
     float value;
@@ -50,7 +47,7 @@ inline float float_of_e4m3(uint8_t bits) {  // no infinities; subnormals below 2
     return exponent ? float_of((uint32_t(exponent + 120) << 23) | (uint32_t(mantissa) << 20)) : mantissa * 0.001953125f;
 }
 
-inline __mmask64 bytes_left(int64_t left) { return left >= 64 ? ~0ull : left > 0 ? (1ull << left) - 1 : 0; }
+inline float float8_of(uint8_t bits) { return bits & 128 ? -float_of_e4m3(bits & 127) : float_of_e4m3(bits); }
 
 // The scales of row n, including its global scale.
 void read_scales(const Weight &w, int64_t n, float *to) {
@@ -65,8 +62,20 @@ void read_scales(const Weight &w, int64_t n, float *to) {
     }
     if (w.outer && w.outer_divides) for (int64_t g = 0; g < w.groups; g++) to[g] /= w.outer[n];
     if (w.outer && !w.outer_divides) for (int64_t g = 0; g < w.groups; g++) to[g] *= w.outer[n];
-    if (w.kind == FLOAT4) for (int64_t g = 0; g < w.groups; g++) to[g] *= 0.5f;
 }
+
+#ifdef __AVX512VNNI__
+
+// One unpacked row of w.
+struct Row {
+    alignas(64) int8_t codes[MAX_CHUNKS][4][64];
+    alignas(64) float scale[MAX_CHUNKS][16];
+    alignas(64) int32_t start[MAX_CHUNKS][16];  // correction for the offset 128 of the unsigned x
+};
+
+const int8_t FLOAT4_TWICE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+inline __mmask64 bytes_left(int64_t left) { return left >= 64 ? ~0ull : left > 0 ? (1ull << left) - 1 : 0; }
 
 // Unpack row n. With 4-bit codes, the 32-bit lanes of the four registers hold 16 neighbours, which are eight bytes in
 // memory: register 0 has the lower halves of the first four bytes, register 1 their upper halves, registers 2 and 3
@@ -77,6 +86,7 @@ void unpack(const Weight &w, int64_t n, int chunks, Row &row) {
     const int64_t group_len = w.inner / w.groups;
     float scales[MAX_CHUNKS * 16 + 16];
     read_scales(w, n, scales);
+    if (w.kind == FLOAT4) for (int64_t g = 0; g < w.groups; g++) scales[g] *= 0.5f;  // the table has twice the numbers
     memset(scales + w.groups, 0, 64);  // read past the end, where all codes are zero
     const __m512i low = _mm512_set1_epi8(15), ones = _mm512_set1_epi8(1), middle = _mm512_set1_epi8(8);
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -166,9 +176,99 @@ void multiply_rows(int count, const uint8_t *x, const float *x_scale, int64_t x_
     }
 }
 
+#endif
+
+// Decode row n of w to float32, zeros up to the next multiple of 16. A group has a multiple of 16 numbers, or is the row.
+void decode(const Weight &w, int64_t n, float *to) {
+    const int64_t padded = (w.inner + 15) / 16 * 16;
+    if (w.kind == PLAIN16) {
+        const uint16_t *from = reinterpret_cast<const uint16_t *>(w.codes) + n * w.inner;
+        for (int64_t k = 0; k < w.inner; k++) to[k] = float_of(uint32_t(from[k]) << 16);
+        for (int64_t k = w.inner; k < padded; k++) to[k] = 0;
+        return;
+    }
+    const int64_t row_bytes = w.kind == INT4 || w.kind == FLOAT4 ? w.inner / 2 : w.inner;
+    const uint8_t *codes = w.codes + n * row_bytes;
+    const int64_t group_len = w.inner / w.groups;
+    float scales[MAX_INNER / 16];
+    read_scales(w, n, scales);
+    const __m512 float4 = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+    for (int64_t g = 0; g < w.groups; g++) {
+        const __m512 scale = _mm512_set1_ps(scales[g]);
+        const __m512i zero = _mm512_set1_epi32(w.kind != INT4 ? 0 : w.zero ? w.zero[n * w.groups + g] : 8);
+        const int64_t end = (g + 1) * group_len;
+        for (int64_t k = g * group_len; k < end; k += 16) {
+            const int count = int(end - k < 16 ? end - k : 16);
+            __m512 numbers;
+            if (w.kind == FLOAT8) {
+                alignas(64) float plain[16];
+                for (int i = 0; i < 16; i++) plain[i] = i < count ? float8_of(codes[k + i]) : 0;
+                numbers = _mm512_load_ps(plain);
+            } else {
+                __m128i bytes;
+                if (w.kind == INT8) {
+                    bytes = _mm_maskz_loadu_epi8(__mmask16((1u << count) - 1), codes + k);
+                } else {
+                    const __m128i packed = _mm_maskz_loadu_epi8(__mmask16((1u << (count / 2)) - 1), codes + k / 2);
+                    const __m128i low = _mm_set1_epi8(15);
+                    bytes = _mm_unpacklo_epi8(_mm_and_si128(packed, low), _mm_and_si128(_mm_srli_epi16(packed, 4), low));
+                }
+                const __m512i wide = w.kind == INT8 ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes);
+                numbers = w.kind == FLOAT4 ? _mm512_permutexvar_ps(wide, float4) : _mm512_cvtepi32_ps(_mm512_sub_epi32(wide, zero));
+            }
+            _mm512_mask_storeu_ps(to + k, __mmask16((1u << count) - 1), _mm512_mul_ps(numbers, scale));
+        }
+    }
+    for (int64_t k = w.inner; k < padded; k++) to[k] = 0;
+}
+
+// y = x w^T for `M` rows of x and `N` decoded rows of w.
+template <int M, int N>
+void float_tile(const float *x, int64_t inner, const float *const *rows, float *y, int64_t stride) {
+    __m512 sum[M][N];
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) sum[m][n] = _mm512_setzero_ps();
+    const int64_t whole = inner / 16 * 16;
+    for (int64_t k = 0; k < whole; k += 16) {
+        __m512 part[N];
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) part[n] = _mm512_loadu_ps(rows[n] + k);
+#pragma GCC unroll 6
+        for (int m = 0; m < M; m++) {
+            const __m512 own = _mm512_loadu_ps(x + m * inner + k);
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) sum[m][n] = _mm512_fmadd_ps(own, part[n], sum[m][n]);
+        }
+    }
+    if (whole < inner) {
+        const __mmask16 left = __mmask16((1u << (inner - whole)) - 1);
+        for (int m = 0; m < M; m++) {
+            const __m512 own = _mm512_maskz_loadu_ps(left, x + m * inner + whole);
+            for (int n = 0; n < N; n++)
+                sum[m][n] = _mm512_fmadd_ps(own, _mm512_maskz_loadu_ps(left, rows[n] + whole), sum[m][n]);
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) y[m * stride + n] = _mm512_reduce_add_ps(sum[m][n]);
+}
+
+template <int N>
+void float_rows(int count, const float *x, int64_t inner, const float *const *rows, float *y, int64_t stride) {
+    switch (count) {
+        case 1: return float_tile<1, N>(x, inner, rows, y, stride);
+        case 2: return float_tile<2, N>(x, inner, rows, y, stride);
+        case 3: return float_tile<3, N>(x, inner, rows, y, stride);
+        case 4: return float_tile<4, N>(x, inner, rows, y, stride);
+        case 5: return float_tile<5, N>(x, inner, rows, y, stride);
+        default: return float_tile<6, N>(x, inner, rows, y, stride);
+    }
+}
+
 }  // namespace
 
 extern "C" {
+
+#ifdef __AVX512VNNI__
 
 // Quantize x [m, inner] fp32 to bytes with offset 128 [m, chunks * 256] and one scale per chunk [m, chunks].
 // in_order: keep the order of memory, for 8-bit weights; else use the order of `unpack` for 4-bit weights.
@@ -235,5 +335,48 @@ void multiply(const uint8_t *x, const float *x_scale, const int32_t *ends, int64
         }
     }
 }
+
+#endif
+
+// The same with x [m, inner] in float32, and for every kind of weight. `scale` is null for plain weights.
+void multiply_float(const float *x, const int32_t *ends, int64_t experts, const uint8_t *codes, const void *scale,
+                    const uint8_t *zero, const float *outer, int kind, int scale_type, int outer_divides, int64_t out,
+                    int64_t inner, int64_t groups, float *y) {
+    const int64_t row_bytes = kind == PLAIN32 ? inner * 4 : kind == PLAIN16 ? inner * 2 : kind == INT4 || kind == FLOAT4 ? inner / 2 : inner;
+    const int64_t scale_bytes = scale_type == F32 ? 4 : scale_type == F8 ? 1 : 2;
+    const int64_t tasks = (out + N_TASK - 1) / N_TASK;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t task = 0; task < experts * tasks; task++) {
+        const int64_t e = task / tasks, from = task % tasks * N_TASK;
+        const int64_t begin = e ? ends[e - 1] : 0, end = ends[e];
+        const int64_t to = from + N_TASK < out ? from + N_TASK : out;
+        Weight w{codes + e * out * row_bytes,
+                 scale ? static_cast<const char *>(scale) + e * out * groups * scale_bytes : nullptr,
+                 zero ? zero + e * out * groups : nullptr,
+                 outer ? outer + e * out : nullptr,
+                 kind, scale_type, outer_divides, out, inner, groups};
+        alignas(64) static thread_local float decoded[COLUMNS][MAX_INNER];
+        const float *rows[COLUMNS];
+        for (int64_t panel = begin; panel < end; panel += PANEL) {
+            const int64_t panel_end = panel + PANEL < end ? panel + PANEL : end;
+            for (int64_t n = from; n < to; n += COLUMNS) {
+                const int columns = int(to - n < COLUMNS ? to - n : COLUMNS);
+                for (int i = 0; i < columns; i++) {
+                    rows[i] = decoded[i];
+                    if (kind == PLAIN32) rows[i] = reinterpret_cast<const float *>(w.codes) + (n + i) * inner;
+                    else decode(w, n + i, decoded[i]);
+                }
+                for (int64_t m = panel; m < panel_end; m += ROWS) {
+                    const int count = int(panel_end - m < ROWS ? panel_end - m : ROWS);
+                    const float *some = x + m * inner;
+                    float *here = y + m * out + n;
+                    if (columns == 4) float_rows<4>(count, some, inner, rows, here, out);
+                    else for (int i = 0; i < columns; i++) float_rows<1>(count, some, inner, rows + i, here + i, out);
+                }
+            }
+        }
+    }
+}
+
 
 }  // extern "C"
