@@ -116,8 +116,8 @@ def test_generate_writes_with_the_adapter_and_bench_measures_it(
     assert adapted == text("--adapter", str(tmp_path / "adapter"))
     assert adapted != text()
     few = ["--prompt-tokens", "8", "--canvases", "1", "--steps", "2", "--causal-tokens", "2", "--rounds", "1"]
-    words = ["bench", str(tmp_path / "base"), *few, "--no-reference"]
+    words = ["bench", str(tmp_path / "base"), *few, "--no-reference", "--time-limit", "0.1"]
     assert main([*words, "--adapter", str(tmp_path / "adapter")]) == 0
-    assert "denoise step" in capsys.readouterr().out
+    assert "denoising step" in capsys.readouterr().out
     assert main([*words, "--adapter", str(tmp_path / "nothing")]) == 1
     assert "has no adapter_config.json" in capsys.readouterr().err

@@ -66,7 +66,7 @@ class PlainLinear(Linear):
 
     def multiply(self, x: Tensor, rows: slice = ALL) -> Tensor:
         weight = self.weight[rows]
-        if not is_emulated(x) or needs_gradient(x, weight):
+        if not _is_better_in_float32(x, weight):
             return F.linear(x, weight)
         kernel = _kernel(x, x.numel() // x.shape[-1])
         if kernel is None:
@@ -77,7 +77,7 @@ class PlainLinear(Linear):
         return F.embedding(ids, self.weight)
 
     def mix_rows(self, shares: Tensor, rows: slice = ALL) -> Tensor:
-        if is_emulated(shares) and not needs_gradient(shares, self.weight):
+        if _is_better_in_float32(shares, self.weight):
             return (shares.float() @ self.weight[rows].float()).to(shares.dtype)
         return shares @ self.weight[rows]
 
@@ -145,6 +145,9 @@ class PlainExpertLinear(ExpertLinear):
         self.weight = _parameter(num_experts, out_features, in_features, dtype=dtype, device=device)
 
     def multiply(self, expert: int, x: Tensor) -> Tensor:
+        kernel = None if needs_gradient(x, self.weight) else _kernel(x, x.shape[0])
+        if kernel is not None:
+            return kernel.multiply_plain(x, self.weight[expert])
         return F.linear(x, self.weight[expert])
 
     def multiply_grouped(self, x: Tensor, ends: Tensor) -> Tensor:
@@ -176,6 +179,11 @@ def is_emulated(x: Tensor) -> bool:
     They take several times as long as in fp32.
     """
     return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not HAS_BF16_INSTRUCTIONS
+
+
+def _is_better_in_float32(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product of a real tensor is emulated: one that only counts memory stays as it is."""
+    return is_emulated(x) and type(x) is Tensor and not needs_gradient(x, weight)
 
 
 def _kernel(x: Tensor, rows: int) -> QuantizedMatmul | None:

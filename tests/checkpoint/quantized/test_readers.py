@@ -135,7 +135,8 @@ def test_the_whole_model_answers_as_the_plain_one_it_stands_for(name: str, tmp_p
     plain = answers(write_plain(name, tmp_path / "plain"))
     for found, expected in zip(answers(DATA / name), plain, strict=True):
         assert expected.std() > 0.1
-        assert torch.equal(found, expected)
+        # Our kernel adds up in another order than torch.
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["modelopt-nvfp4", "ct-int8"])
