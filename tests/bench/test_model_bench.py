@@ -422,6 +422,13 @@ def test_all_parts_of_a_small_model_are_measured_and_end_with_a_verdict(
     assert found["verdict"].startswith("Speed of diffusion against left to right here: with 2 steps")
 
 
+def test_throughput_leaves_the_prompts_out_since_the_sides_write_different_numbers_of_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeModel(Clock(monkeypatch), num_tokens=90, steps=(5, 5, 5))
+    assert model_bench._tokens_per_second([fake.answer, fake.answer]) == 2 * 90 / (12.0 - 3.0)
+
+
 def row_of(tokens: int, **gains: float) -> dict[str, Any]:
     return {"tokens": tokens, "causal_s": 1.0, **gains}
 

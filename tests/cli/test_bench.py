@@ -174,3 +174,25 @@ def test_away_from_the_cpu_it_says_that_there_is_no_reference(
     assert bench(tiny)[2] == (
         "The reference is timed on the CPU only, not on cuda:1.\ndgemma bench: enough\n"
     )
+
+
+def test_a_file_that_cannot_be_used_is_one_line_before_anything_is_measured(
+    bench: Run, tmp_path: Path
+) -> None:
+    key, figure = tmp_path / "key", tmp_path / "nowhere" / "a.svg"
+    assert bench("--server", "http://127.0.0.1:1", "--api-key-file", str(key)) == (
+        2, "", f"dgemma bench: --api-key-file {key} cannot be read: No such file or directory.\n",
+    )  # fmt: skip
+    assert bench("no-such/model", "--svg", str(figure)) == (
+        2, "", f"dgemma bench: --svg {figure}: there is no directory {figure.parent}.\n",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("numbers", ["4,x", "0", "-1", "4,,8", ""])
+def test_a_list_of_numbers_says_what_it_takes(
+    bench: Run, numbers: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        bench("m", f"--lengths={numbers}")
+    assert stop.value.code == 2
+    assert f"argument --lengths: {numbers!r} has to be whole numbers from 1" in capfd.readouterr().err

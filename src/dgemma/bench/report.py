@@ -91,7 +91,7 @@ def _throughput(found: dict[str, Any]) -> str:
         return ""
     head = f"{'answers at once':<20}{'diffusion':>16}{'left to right':>16}{'times faster':>16}"
     return "\n".join(
-        ["committed tokens per second", head]
+        ["committed tokens per second, after the prompt", head]
         + [
             f"{row['answers']:<20}{row['diffuse_tokens_per_second']:>16.4g}"
             f"{row['causal_tokens_per_second']:>16.4g}{row['diffuse_times_faster']:>16.2f}"

@@ -73,10 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    values = tuple(int(part) for part in text.split(","))
-    if min(values) < 1:
-        raise argparse.ArgumentTypeError("they must be at least 1")
-    return values
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} has to be whole numbers from 1, such as 16,64")
+    return tuple(int(part) for part in parts)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
+    if args.svg is not None and not args.svg.parent.is_dir():  # not after minutes of measuring
+        raise InputError(f"--svg {args.svg}: there is no directory {args.svg.parent}.")
     if args.time_limit <= 0:
         raise InputError(f"--time-limit is {args.time_limit:g}; it must be more than 0 seconds.")
     if args.server is not None and args.predict is not None:
@@ -149,10 +151,18 @@ def _measure_server(args: argparse.Namespace) -> int:
         requests=args.requests,
         max_tokens=args.max_tokens,
         latency_target_s=args.latency_target,
-        api_key=None if args.api_key_file is None else args.api_key_file.read_text().strip(),
+        api_key=None if args.api_key_file is None else _read_key(args.api_key_file),
     )
     _print(args, run_server_bench(plan, _log), page)
     return 0
+
+
+def _read_key(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise InputError(f"--api-key-file {path} cannot be read: {why}.") from None
 
 
 def _predict(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from dgemma.model.kernels.quantized_matmul import QuantizedMatmul, quantized_matmul
 
 ALL = slice(None)
-# Rows of a product up to which our kernel is faster than torch (benchmarks/results/*-matmul.json).
+# Rows of a product up to which our kernel is faster than torch (docs/lab-notes.md has figures).
 MAX_FEW_ROWS = 64
 MAX_EMULATED_ROWS = 512
 HAS_BF16_INSTRUCTIONS = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
