@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from dgemma.language_model import LanguageModel
+from dgemma.model import linear
 from dgemma.model.config import LayerKind
 from dgemma.model.linear import ExpertLinear, PlainExpertLinear, PlainLinear
 from int8_weight import Int8Matrix
@@ -120,3 +122,26 @@ def test_a_column_and_row_split_over_two_halves_adds_up_to_the_whole() -> None:
         joined = torch.cat([part[number] for part in parts], dim=2)
         torch.testing.assert_close(joined, expected)
     torch.testing.assert_close(mlp_parts[0] + mlp_parts[1], mlp_whole, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_longer_than_the_kernels_buffers_are_left_to_torch(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "HAS_BF16_INSTRUCTIONS", False)
+    inner = linear.MAX_INNER + 16
+    plain = PlainLinear(3, inner, dtype=dtype, device=torch.device("cpu"))
+    experts = PlainExpertLinear(2, 3, inner, dtype=dtype, device=torch.device("cpu"))
+    for weight in (plain.weight, experts.weight):
+        torch.nn.init.normal_(weight, std=inner**-0.5)
+    x = torch.randn(4, inner).to(dtype)
+    expected = x.double() @ plain.weight.double().t()
+    torch.testing.assert_close(plain.multiply(x).double(), expected, rtol=0.01, atol=0.02)
+    ends = torch.tensor([1, 4], dtype=torch.int32)
+    assert experts.multiply_exact(x, ends) is None
+    torch.testing.assert_close(
+        experts.multiply_grouped(x, ends)[:1].double(),
+        x[:1].double() @ experts.weight[0].double().t(),
+        rtol=0.01,
+        atol=0.02,
+    )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dgemma.model.kernels.quantized_matmul import QuantizedMatmul, quantized_matmul
+from dgemma.model.kernels.quantized_matmul import MAX_INNER, QuantizedMatmul, quantized_matmul
 
 ALL = slice(None)
 # Rows of a product up to which our kernel is faster than torch (docs/lab-notes.md has figures).
@@ -189,6 +189,8 @@ def _is_better_in_float32(x: Tensor, weight: Tensor) -> bool:
 def _kernel(x: Tensor, rows: int) -> QuantizedMatmul | None:
     """Our product in fp32 where it is faster than torch's: few rows, or bf16 that is emulated."""
     if torch.compiler.is_compiling() or type(x) is not Tensor or x.device.type != "cpu":
+        return None
+    if x.shape[-1] > MAX_INNER:  # the kernel's buffers have so many numbers
         return None
     most = MAX_EMULATED_ROWS if is_emulated(x) else MAX_FEW_ROWS if x.dtype == torch.float32 else 0
     return quantized_matmul() if rows <= most else None

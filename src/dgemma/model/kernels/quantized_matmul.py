@@ -25,7 +25,7 @@ from dgemma.model.kernels.kernel_cache import UnsafeCacheError, load_compiled
 from dgemma.model.quantized_tensor import QuantizedTensor, QuantKind
 
 CHUNK = 256  # neighbours of x that share a scale
-_MAX_INNER = 64 * CHUNK
+MAX_INNER = 64 * CHUNK  # as in the .cpp
 _KINDS = {QuantKind.INT4: 0, QuantKind.INT8: 1, QuantKind.FLOAT4: 2, QuantKind.FLOAT8: 3}
 _PLAIN_KINDS = {torch.float32: 4, torch.bfloat16: 5}
 _AVX512 = ("avx512_f", "avx512_bw", "avx512_dq", "avx512_vl")
@@ -47,7 +47,7 @@ class QuantizedMatmul:
     def supports(self, weight: QuantizedTensor) -> bool:
         """Whether the kernel supports this weight."""
         inner = weight.shape[-1]
-        if weight.kind not in _KINDS or weight.scale.dtype not in _SCALES or inner > _MAX_INNER:
+        if weight.kind not in _KINDS or weight.scale.dtype not in _SCALES or inner > MAX_INNER:
             return False
         if weight.qdata.device.type != "cpu":
             return False
@@ -96,6 +96,7 @@ class QuantizedMatmul:
 
     def _multiply_float(self, x: Tensor, weight: QuantizedTensor | Tensor, ends: Tensor | None) -> Tensor:
         count, inner = x.shape
+        assert inner <= MAX_INNER, inner
         result = torch.empty((count, weight.shape[-2]), dtype=torch.float32)
         row_ends = torch.tensor([count], dtype=torch.int32) if ends is None else ends
         wide = x.float().contiguous()
