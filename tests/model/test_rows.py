@@ -71,7 +71,8 @@ def test_rows_are_independent_within_rounding_in_fp32(wide_oracle: object) -> No
         encoded_alone = lm.encode(padded[row : row + 1, : PROMPTS[row]], alone)
         denoised_alone = lm.denoise(canvas[row : row + 1], alone)
         assert (encoded[row, : PROMPTS[row]] - encoded_alone[0]).abs().max() <= 1e-5
-        assert (denoised[row] - denoised_alone[0]).abs().max() <= 1e-5
+        # A product of eight rows adds in another order than one of a single row.
+        assert (denoised[row] - denoised_alone[0]).abs().max() <= 2e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16][: cases(2, 1)], ids=str)

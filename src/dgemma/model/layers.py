@@ -6,12 +6,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dgemma.model.linear import Linear, PlainLinear
+from dgemma.kernels.elementwise import kernels_for
+from dgemma.model.linear import Linear, PlainLinear, needs_gradient
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """RMS norm: computed in fp32, multiplied by `weight` (not 1 + weight), cast back to x's dtype."""
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    kernels = kernels_for(x)
+    if kernels is None or needs_gradient(x) or (weight is not None and not _fits(x, weight)):
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return kernels.rms_norm(x, weight, eps)
+
+
+def _fits(x: Tensor, weight: Tensor) -> bool:
+    return weight.dtype == x.dtype and not needs_gradient(weight)
 
 
 class RmsNorm(nn.Module):

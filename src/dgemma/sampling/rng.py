@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dgemma.kernels.elementwise import Counters, kernels_for
+
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
@@ -119,34 +121,41 @@ def noise_key(
 def random_tokens(key: NoiseKey, stream: NoiseStream, canvas_len: int, vocab_size: int) -> Tensor:
     """One uniform token per position [rows, canvas]."""
     positions = torch.arange(canvas_len, device=key.seed.device)
-    words = _words(key, stream, positions[None], torch.zeros_like(positions)[None])
-    return to_below(words[0], vocab_size)
+    quads = torch.zeros((len(key.seed), canvas_len, 1), dtype=torch.int64, device=key.seed.device)
+    kernels = kernels_for(quads)
+    if kernels is not None:
+        words = kernels.random_words(_counters(key, stream, positions, quads))
+    else:
+        words = _words(key, stream, positions, quads)
+    return to_below(words[..., 0], vocab_size)
 
 
 def race_times(key: NoiseKey, stream: NoiseStream, index: Tensor, positions: Tensor | None = None) -> Tensor:
     """Log of a unit exponential for each `index` [rows, canvas, n]: the index of a chunk or a token.
 
-
+    The indices of a position are neighbours, and begin at a multiple of 4.
     positions: which ones of the canvas these are; None: all, from the first.
     """
     if positions is None:
         positions = torch.arange(index.shape[1], device=index.device)
-    positions = positions[None, :, None]
     # Four neighbours share one Philox call: index i takes output i % 4 of counter i // 4.
-    quads = index[..., ::4] >> 2
-    words = torch.stack(_words(key, stream, positions, quads), dim=-1).flatten(-2)
-    return to_exponential(words[..., : index.shape[-1]])
+    quads = (index[..., ::4] >> 2).expand(len(key.seed), -1, -1)
+    kernels = kernels_for(quads)
+    if kernels is not None:
+        times = kernels.race_times(_counters(key, stream, positions, quads))
+    else:
+        times = to_exponential(_words(key, stream, positions, quads))
+    return times[..., : index.shape[-1]]
 
 
-def _words(
-    key: NoiseKey, stream: NoiseStream, position: Tensor, index: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    shape = torch.broadcast_shapes(position.shape, index.shape)
-    lead = (-1,) + (1,) * (len(shape) - 1)
-    step, canvas, seed = (t.view(lead) for t in (key.step, key.canvas, key.seed))
-    rows = (key.seed.shape[0], *shape[1:])
-    counter = (index, position, step, canvas * _NUM_STREAMS + stream)
-    philox_key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
-    c0, c1, c2, c3 = (word.expand(rows) for word in counter)
-    k0, k1 = (word.expand(rows) for word in philox_key)
-    return philox((c0, c1, c2, c3), (k0, k1))
+def _counters(key: NoiseKey, stream: NoiseStream, positions: Tensor, quads: Tensor) -> Counters:
+    return Counters(key.seed, key.canvas * _NUM_STREAMS + stream, key.step, positions, quads)
+
+
+def _words(key: NoiseKey, stream: NoiseStream, positions: Tensor, quads: Tensor) -> Tensor:
+    """The four words of each counter: [rows, canvas, n] -> [rows, canvas, 4 n]. Reference of the kernel."""
+    counters = _counters(key, stream, positions, quads)
+    seed, prefix, step = (word.view(-1, 1, 1).expand_as(quads) for word in counters[:3])
+    counter = (quads, positions[None, :, None].expand_as(quads), step, prefix)
+    words = philox(counter, (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
+    return torch.stack(words, dim=-1).flatten(-2)

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import platform
-import shutil
-import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dgemma.model.kernels.kernel_cache import UnsafeCacheError, load_compiled
+from dgemma.kernels.kernel_cache import NoKernelError, UnsafeCacheError, cpu_flags, load_kernel
 from dgemma.model.quantized_tensor import QuantizedTensor, QuantKind
 
 CHUNK = 256  # neighbours of x that share a scale
@@ -32,7 +29,6 @@ _AVX512 = ("avx512_f", "avx512_bw", "avx512_dq", "avx512_vl")
 _SCALES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float8_e4m3fn: 3}
 _GROUP_LENS = {QuantKind.INT4: (16, 32, 64, 128), QuantKind.INT8: (), QuantKind.FLOAT4: (16, 32, 64, 128)}
 _SOURCE = Path(__file__).with_name("quantized_matmul.cpp")
-_COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 _LOG = logging.getLogger(__name__)
 
@@ -129,52 +125,36 @@ def fake_quantize_activations(x: Tensor) -> Tensor:
 @cache
 def quantized_matmul() -> QuantizedMatmul | None:
     """The library, compiled if necessary; None where it is not available."""
-    return _load() if unavailable_reason() is None else None
+    return None if unavailable_reason() is not None else _load()
 
 
 @cache
 def unavailable_reason() -> str | None:
     """Why the library is not available here; None if it is."""
-    if platform.system() != "Linux" or not _cpu_flags().issuperset(_AVX512):
-        return "this processor has no AVX-512"
-    if _compiler() is None:
-        return f"there is no C++ compiler ({', '.join(_COMPILERS)})"
     try:
         _load()
     except UnsafeCacheError as error:
         _LOG.warning("quantized weights are dequantized for each product: %s", error)
         return str(error)
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home directory
-        return f"quantized_matmul.cpp could not be compiled: {error}"
+    except NoKernelError as error:
+        return str(error)
     return None
 
 
 @cache
 def _load() -> QuantizedMatmul:
-    compiler = _compiler()
-    assert compiler is not None
-    library = load_compiled(_SOURCE, compiler, _FLAGS, processor=" ".join(sorted(_cpu_flags())))
+    library = load_kernel(_SOURCE, _FLAGS, needs=_AVX512, title="AVX-512")
     pointer, long = ctypes.c_void_p, ctypes.c_int64
     weight: list[Any] = [long] + [pointer] * 4 + [ctypes.c_int] * 3 + [long] * 3 + [pointer]
     library.multiply_float.argtypes = [pointer] * 2 + weight
     library.multiply_float.restype = None
-    rounds = "avx512_vnni" in _cpu_flags()
+    rounds = "avx512_vnni" in cpu_flags()
     if rounds:
         library.round_rows.argtypes = [pointer, long, long, ctypes.c_int, pointer, pointer]
         library.round_rows.restype = None
         library.multiply.argtypes = [pointer] * 3 + weight
         library.multiply.restype = None
     return QuantizedMatmul(library, rounds)
-
-
-def _compiler() -> str | None:
-    return next((found for name in _COMPILERS if (found := shutil.which(name))), None)
-
-
-@cache
-def _cpu_flags() -> frozenset[str]:
-    """Instruction sets of this processor, by torch's names."""
-    return frozenset(name for name, has in torch.cpu.get_capabilities().items() if has is True)
 
 
 def _at(tensor: Tensor | None) -> int | None:

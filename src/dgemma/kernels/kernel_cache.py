@@ -11,15 +11,20 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import platform
 import secrets
+import shutil
 import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from dgemma.errors import DgemmaError
 
+COMPILERS = ("c++", "g++", "clang++")
 _BUILD_SECONDS = 120
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none; it never comes as far as to open a file
 
@@ -32,6 +37,32 @@ def cache_directory() -> Path:
     """`$XDG_CACHE_HOME/dgemma/kernels`, or in `~/.cache`. A relative variable is ignored, as XDG asks."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "dgemma" / "kernels"
+
+
+class NoKernelError(DgemmaError):
+    """A kernel is not available here; the message says why."""
+
+
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets of this processor, by torch's names."""
+    return frozenset(name for name, has in torch.cpu.get_capabilities().items() if has is True)
+
+
+def find_compiler() -> str | None:
+    return next((found for name in COMPILERS if (found := shutil.which(name))), None)
+
+
+def load_kernel(source: Path, flags: Sequence[str], *, needs: Sequence[str], title: str) -> ctypes.CDLL:
+    """The library of one C++ file, for a processor that has the instruction sets `needs`, called `title`."""
+    if platform.system() != "Linux" or not cpu_flags().issuperset(needs):
+        raise NoKernelError(f"this processor has no {title}")
+    compiler = find_compiler()
+    if compiler is None:
+        raise NoKernelError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
+    try:
+        return load_compiled(source, compiler, flags, processor=" ".join(sorted(cpu_flags())))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home directory
+        raise NoKernelError(f"{source.name} could not be compiled: {error}") from error
 
 
 def load_compiled(source: Path, compiler: str, flags: Sequence[str], *, processor: str) -> ctypes.CDLL:

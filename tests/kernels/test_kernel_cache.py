@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dgemma.model.kernels import kernel_cache
-from dgemma.model.kernels.kernel_cache import UnsafeCacheError, cache_directory, load_compiled
+from dgemma.kernels import kernel_cache
+from dgemma.kernels.kernel_cache import UnsafeCacheError, cache_directory, load_compiled
 
 COMPILER = shutil.which("c++") or ""
 pytestmark = pytest.mark.skipif(
@@ -163,7 +163,7 @@ def test_a_library_of_another_user_is_refused(source: Path) -> None:
 
 def test_processes_that_compile_at_once_all_get_a_whole_library(source: Path) -> None:
     code = (
-        "import sys, pathlib; from dgemma.model.kernels.kernel_cache import load_compiled\n"
+        "import sys, pathlib; from dgemma.kernels.kernel_cache import load_compiled\n"
         "found = load_compiled(pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:], processor='any')\n"
         "sys.exit(found.answer())"
     )

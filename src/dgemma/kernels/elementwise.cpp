@@ -1,0 +1,326 @@
+// Norms, random numbers and the vocabulary scan on CPUs, compiled on the user's machine at first use.
+//
+// torch computes each of these in many small operations: each reads and writes memory, and costs microseconds to call.
+// Reference implementations: `rms_norm` of model/layers.py, `race_times` of sampling/rng.py, `scan_block` of
+// sampling/vocab_scan.py. All sums have a fixed order, so a row's bits depend neither on other rows nor on threads.
+// Compiled with -ffp-contract=off: each operation is rounded by itself, and random numbers have torch's bits.
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace {
+
+constexpr int LANES = 16;
+constexpr int PARALLEL = 1 << 15;  // fewer numbers are done before another thread wakes up
+constexpr int BLOCK = 2048;        // tokens of a block, as in vocab_scan.py
+constexpr int MAX_CHUNKS = 2;         // of a block
+constexpr float MIN_BELOW = -80.0f;  // a share below e^-80 counts as 0: denormal numbers would slow products down 18 times
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+typedef uint64_t Longs __attribute__((vector_size(8 * LANES)));
+
+struct Bf16 {
+    uint16_t bits;
+};
+
+inline Floats all(float value) { return Floats{} + value; }
+
+template <class To, class From>
+inline To bits_of(From from) {
+    To to;
+    static_assert(sizeof(to) == sizeof(from));
+    memcpy(&to, &from, sizeof(to));
+    return to;
+}
+
+inline Floats load(const float *from) {
+    Floats to;
+    memcpy(&to, from, sizeof(to));
+    return to;
+}
+
+inline Floats load(const Bf16 *from) {
+    Halves half;
+    memcpy(&half, from, sizeof(half));
+    return bits_of<Floats>(__builtin_convertvector(half, Words) << 16);
+}
+
+inline void store(float *to, Floats from) { memcpy(to, &from, sizeof(from)); }
+
+inline void store(Bf16 *to, Floats from) {  // to the nearest, ties to even. No number here is NaN by itself.
+    const Words bits = bits_of<Words>(from);
+    const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const Words quiet = (bits >> 16) | 0x40;
+    const Halves half = __builtin_convertvector(from == from ? rounded : quiet, Halves);
+    memcpy(to, &half, sizeof(half));
+}
+
+// The last, partial register of a row.
+template <class T>
+inline Floats load(const T *from, int64_t count, float rest) {
+    T part[LANES];
+    memset(part, 0, sizeof(part));
+    memcpy(part, from, count * sizeof(T));
+    Floats to = load(part);
+    for (int lane = count; lane < LANES; lane++) to[lane] = rest;
+    return to;
+}
+
+template <class T>
+inline void store(T *to, Floats from, int64_t count) {
+    T part[LANES];
+    store(part, from);
+    memcpy(to, part, count * sizeof(T));
+}
+
+inline float sum(Floats x) {
+    for (int half = LANES / 2; half; half /= 2)
+        for (int lane = 0; lane < half; lane++) x[lane] += x[lane + half];
+    return x[0];
+}
+
+inline float max(Floats x) {
+    float top = x[0];
+    for (int lane = 1; lane < LANES; lane++) top = x[lane] > top ? x[lane] : top;
+    return top;
+}
+
+// Within 2 units in the last place for x in [-87, 88].
+inline Floats exp(Floats x) {
+    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+    const Floats shifted = x * 1.44269504f + magic;
+    const Floats n = shifted - magic;
+    const Floats r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    return p * bits_of<Floats>((bits_of<Ints>(shifted) + (127 - 0x4b400000)) << 23);
+}
+
+inline Floats tanh(Floats x) {
+    const Floats size = bits_of<Floats>(bits_of<Words>(x) & 0x7fffffff);
+    const Floats square = x * x;
+    Floats p = square * -5.70498872745e-3f + 2.06390887954e-2f;
+    p = p * square - 5.37397155531e-2f;
+    p = p * square + 1.33314422036e-1f;
+    p = p * square - 3.33332819422e-1f;
+    const Floats small = p * square * x + x;
+    const Floats bounded = size < 15.0f ? size : all(15.0f);
+    const Floats large = 1.0f - 2.0f / (exp(bounded + bounded) + 1.0f);
+    const Floats signed_large = bits_of<Floats>(bits_of<Words>(large) | (bits_of<Words>(x) & 0x80000000u));
+    return size < 0.625f ? small : signed_large;
+}
+
+template <class T>
+void norm_row(const T *x, const T *weight, float eps, int64_t size, T *y) {
+    const int64_t whole = size / LANES * LANES, left = size - whole;
+    Floats squares = all(0);
+    for (int64_t i = 0; i < whole; i += LANES) squares += load(x + i) * load(x + i);
+    if (left) {
+        const Floats last = load(x + whole, left, 0);
+        squares += last * last;
+    }
+    const float scale = 1.0f / sqrtf(sum(squares) / float(size) + eps);
+    for (int64_t i = 0; i < whole; i += LANES) {
+        const Floats normed = load(x + i) * scale;
+        store(y + i, weight ? normed * load(weight + i) : normed);
+    }
+    if (left) {
+        const Floats normed = load(x + whole, left, 0) * scale;
+        store(y + whole, weight ? normed * load(weight + whole, left, 0) : normed, left);
+    }
+}
+
+template <class T>
+void norm_rows(const T *x, const T *weight, float eps, int64_t rows, int64_t size, T *y) {
+#pragma omp parallel for schedule(static) if (rows * size >= PARALLEL)
+    for (int64_t row = 0; row < rows; row++) norm_row(x + row * size, weight, eps, size, y + row * size);
+}
+
+// Philox-4x32-10, four words of LANES counters at once.
+inline void philox(Words c[4], uint32_t k0, uint32_t k1) {
+    for (int round = 0; round < 10; round++) {
+        const Longs product0 = __builtin_convertvector(c[0], Longs) * 0xD2511F53ull;
+        const Longs product1 = __builtin_convertvector(c[2], Longs) * 0xCD9E8D57ull;
+        const Words high0 = __builtin_convertvector(product0 >> 32, Words), low0 = __builtin_convertvector(product0, Words);
+        const Words high1 = __builtin_convertvector(product1 >> 32, Words), low1 = __builtin_convertvector(product1, Words);
+        const Words c1 = c[1], c3 = c[3];
+        c[0] = high1 ^ c1 ^ k0;
+        c[1] = low1;
+        c[2] = high0 ^ c3 ^ k1;
+        c[3] = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+}
+
+// As `exact_log` of rng.py, operation by operation. x is positive and normal.
+inline Floats exact_log(Floats x) {
+    const Words bits = bits_of<Words>(x);
+    Ints exponent = bits_of<Ints>(bits >> 23) - 126;
+    Floats mantissa = bits_of<Floats>((bits & 0x007fffffu) | 0x3f000000u);  // in [1/2, 1)
+    const Ints low = mantissa < 0.70710678f;
+    mantissa = low ? mantissa * 2.0f : mantissa;
+    exponent = low ? exponent - 1 : exponent;
+    const Floats s = (mantissa - 1.0f) / (mantissa + 1.0f);
+    const Floats square = s * s;
+    Floats series = square * float(1.0 / 9) + float(1.0 / 7);
+    series = series * square + float(1.0 / 5);
+    series = series * square + float(1.0 / 3);
+    series = series * square + 1.0f;
+    return 2.0f * s * series + __builtin_convertvector(exponent, Floats) * 0.69314718f;
+}
+
+inline Floats log_exponential(Words words) {
+    const Floats unit = (__builtin_convertvector(words >> 9, Floats) + 0.5f) * 1.1920928955078125e-07f;  // 2^-23
+    return exact_log(-exact_log(unit));
+}
+
+struct Counters {
+    const int64_t *seed, *stream, *step;  // [rows]
+    const int64_t *positions;             // [canvas]
+    const int64_t *quads;                 // [rows, canvas, count]
+    int64_t rows, canvas, count;
+};
+
+template <class Out, class Convert>
+void each_counter(const Counters &all, Out *out, Convert convert) {
+#pragma omp parallel for schedule(static) if (all.rows * all.canvas * all.count * 4 >= PARALLEL)
+    for (int64_t at = 0; at < all.rows * all.canvas; at++) {
+        const int64_t row = at / all.canvas, *quads = all.quads + at * all.count;
+        const uint64_t key = uint64_t(all.seed[row]);
+        for (int64_t i = 0; i < all.count; i += LANES) {
+            const int64_t left = all.count - i < LANES ? all.count - i : LANES;
+            Words c[4] = {Words{}, Words{} + uint32_t(all.positions[at % all.canvas]), Words{} + uint32_t(all.step[row]),
+                          Words{} + uint32_t(all.stream[row])};
+            for (int64_t lane = 0; lane < left; lane++) c[0][lane] = uint32_t(quads[i + lane]);
+            philox(c, uint32_t(key), uint32_t(key >> 32));
+            Out *to = out + (at * all.count + i) * 4;
+            for (int word = 0; word < 4; word++) {
+                const auto converted = convert(c[word]);
+                for (int64_t lane = 0; lane < left; lane++) to[lane * 4 + word] = converted[lane];
+            }
+        }
+    }
+}
+
+struct Scan {
+    const void *products;  // [rows, canvas, stride], of which `tokens` count
+    int64_t rows, canvas, tokens, stride, width, chunks, first_chunk;
+    float cap;                 // 0: none
+    const float *temperature;  // [rows], not zero
+    const float *bias;         // [rows, bias_stride] or null
+    int64_t bias_stride;
+    const float *floor;  // [rows, canvas] or null
+    const float *races;  // [rows, canvas, race_stride] or null
+    int64_t race_stride;
+    float *best_score, *race_score;  // [rows, canvas]
+    int64_t *best_chunk, *race_chunk;
+    void *best_products, *race_products;  // [rows, canvas, width]
+    float *top;                           // [rows, canvas]
+    float *mass, *moment;                 // [rows, canvas, chunks]
+    void *shares;                         // [rows, canvas, tokens]
+};
+
+template <class T>
+void lead(const Scan &scan, const T *products, int64_t at, float score, int64_t chunk, float *lead_score,
+          int64_t *lead_chunk, void *lead_products) {
+    if (!(score < lead_score[at])) return;
+    lead_score[at] = score;
+    lead_chunk[at] = scan.first_chunk + chunk;
+    T *to = static_cast<T *>(lead_products) + at * scan.width;
+    const int64_t begin = chunk * scan.width;
+    const int64_t count = begin + scan.width <= scan.tokens ? scan.width : scan.tokens - begin;
+    memcpy(to, products + begin, count * sizeof(T));
+    memset(to + count, 0, (scan.width - count) * sizeof(T));
+}
+
+template <class T>
+void scan_position(const Scan &scan, int64_t at) {
+    const int64_t row = at / scan.canvas;
+    const T *products = static_cast<const T *>(scan.products) + at * scan.stride;
+    const float *bias = scan.bias ? scan.bias + row * scan.bias_stride : nullptr;
+    const float gain = (scan.cap != 0 ? scan.cap : 1.0f) / scan.temperature[row];
+    float logits[BLOCK + LANES], tops[MAX_CHUNKS];
+    float top = -INFINITY;
+    for (int64_t chunk = 0; chunk < scan.chunks; chunk++) {
+        const int64_t begin = chunk * scan.width, end = begin + scan.width < scan.tokens ? begin + scan.width : scan.tokens;
+        Floats tops_of_lanes = all(-INFINITY);
+        for (int64_t i = begin; i < end; i += LANES) {
+            const int64_t left = end - i;
+            Floats logit = left >= LANES ? load(products + i) : load(products + i, left, 0);
+            logit = scan.cap != 0 ? tanh(logit / scan.cap) * gain : logit / scan.temperature[row];
+            if (bias) logit += left >= LANES ? load(bias + i) : load(bias + i, left, 0);
+            if (scan.floor) logit = logit < scan.floor[at] ? all(-INFINITY) : logit;
+            for (int64_t lane = left; lane < LANES; lane++) logit[lane] = -INFINITY;
+            store(logits + i, logit);
+            tops_of_lanes = logit > tops_of_lanes ? logit : tops_of_lanes;
+        }
+        tops[chunk] = max(tops_of_lanes);
+        top = tops[chunk] > top ? tops[chunk] : top;
+    }
+    scan.top[at] = top;
+    const float base = isfinite(top) ? top : 0.0f;
+    T *shares = static_cast<T *>(scan.shares) + at * scan.tokens;
+    for (int64_t chunk = 0; chunk < scan.chunks; chunk++) {
+        const int64_t begin = chunk * scan.width, end = begin + scan.width < scan.tokens ? begin + scan.width : scan.tokens;
+        Floats mass = all(0), moment = all(0);
+        for (int64_t i = begin; i < end; i += LANES) {
+            const int64_t left = end - i;
+            const Floats logit = left >= LANES ? load(logits + i) : load(logits + i, left, -INFINITY);
+            const Floats below = logit - base;
+            const auto dropped = below <= MIN_BELOW;  // not a NaN: that goes into the sums
+            const Floats share = dropped ? all(0) : exp(dropped ? all(0) : below);
+            mass += share;
+            moment += dropped ? all(0) : share * below;
+            if (left >= LANES) store(shares + i, share);
+            else store(shares + i, share, left);
+        }
+        const float chunk_mass = sum(mass);
+        scan.mass[at * scan.chunks + chunk] = chunk_mass;
+        scan.moment[at * scan.chunks + chunk] = sum(moment);
+        lead(scan, products, at, -tops[chunk], chunk, scan.best_score, scan.best_chunk, scan.best_products);
+        if (!scan.races) continue;
+        const float score = scan.races[at * scan.race_stride + chunk] - (top + logf(chunk_mass));
+        lead(scan, products, at, score, chunk, scan.race_score, scan.race_chunk, scan.race_products);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+void rms_norm(const void *x, const void *weight, int is_bf16, float eps, int64_t rows, int64_t size, void *y) {
+    if (is_bf16)
+        norm_rows(static_cast<const Bf16 *>(x), static_cast<const Bf16 *>(weight), eps, rows, size, static_cast<Bf16 *>(y));
+    else
+        norm_rows(static_cast<const float *>(x), static_cast<const float *>(weight), eps, rows, size, static_cast<float *>(y));
+}
+
+// quads [rows, canvas, count]; out [rows, canvas, 4 * count]: the four words of each counter, ...
+void random_words(const int64_t *seed, const int64_t *stream, const int64_t *step, const int64_t *positions,
+                  const int64_t *quads, int64_t rows, int64_t canvas, int64_t count, int64_t *out) {
+    each_counter(Counters{seed, stream, step, positions, quads, rows, canvas, count}, out, [](Words words) { return words; });
+}
+
+// ... or a log of a unit exponential from each word.
+void race_times(const int64_t *seed, const int64_t *stream, const int64_t *step, const int64_t *positions,
+                const int64_t *quads, int64_t rows, int64_t canvas, int64_t count, float *out) {
+    each_counter(Counters{seed, stream, step, positions, quads, rows, canvas, count}, out, log_exponential);
+}
+
+void scan_block(const Scan *scan, int is_bf16) {
+#pragma omp parallel for schedule(static)
+    for (int64_t at = 0; at < scan->rows * scan->canvas; at++) {
+        if (is_bf16) scan_position<Bf16>(*scan, at);
+        else scan_position<float>(*scan, at);
+    }
+}
+}

@@ -1,0 +1,149 @@
+"""elementwise.cpp, compiled on this machine at first use, and called through ctypes.
+
+It needs Linux, a C++ compiler and AVX2. Where one is missing `kernels_for` is None and torch's operations do
+the same work, more slowly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dgemma.kernels.kernel_cache import NoKernelError, UnsafeCacheError, load_kernel
+
+BLOCK = 2048  # most tokens of a block, as in the .cpp
+_SOURCE = Path(__file__).with_name("elementwise.cpp")
+# No contraction: random numbers have the same bits on every device.
+_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
+_DTYPES = (torch.float32, torch.bfloat16, torch.int64)
+_LOG = logging.getLogger(__name__)
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+
+
+class _Scan(ctypes.Structure):
+    """`Scan` of the .cpp."""
+
+    _fields_ = [
+        ("products", _POINTER),
+        *((name, _LONG) for name in ("rows", "canvas", "tokens", "stride", "width", "chunks", "first_chunk")),
+        ("cap", _FLOAT), ("temperature", _POINTER),
+        ("bias", _POINTER), ("bias_stride", _LONG), ("floor", _POINTER),
+        ("races", _POINTER), ("race_stride", _LONG),
+        *((name, _POINTER) for name in ("best_score", "race_score", "best_chunk", "race_chunk")),
+        *((name, _POINTER) for name in ("best_products", "race_products", "top", "mass", "moment", "shares")),
+    ]  # fmt: skip
+
+
+class Counters(NamedTuple):
+    """Philox counters and keys; all int64."""
+
+    seed: Tensor  # [rows]
+    stream: Tensor  # [rows]
+    step: Tensor  # [rows]
+    positions: Tensor  # [canvas]
+    quads: Tensor  # [rows, canvas, n]
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """The compiled library."""
+
+    library: Any
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        """As `F.rms_norm` over the last dimension, with a weight of x's dtype."""
+        x = x.contiguous()
+        result = torch.empty_like(x)
+        size = x.shape[-1]
+        self.library.rms_norm(
+            x.data_ptr(), _at(weight), x.dtype is torch.bfloat16, eps, x.numel() // size, size,
+            result.data_ptr(),
+        )  # fmt: skip
+        return result
+
+    def random_words(self, counters: Counters) -> Tensor:
+        """The four words of each counter [rows, canvas, 4 n], int64."""
+        return self._random(self.library.random_words, counters, torch.int64)
+
+    def race_times(self, counters: Counters) -> Tensor:
+        """A log of a unit exponential from each of those words [rows, canvas, 4 n]."""
+        return self._random(self.library.race_times, counters, torch.float32)
+
+    def _random(self, function: Any, counters: Counters, dtype: torch.dtype) -> Tensor:
+        rows, canvas, count = counters.quads.shape
+        result = torch.empty((rows, canvas, 4 * count), dtype=dtype)
+        inputs = [tensor.contiguous() for tensor in counters]
+        function(*map(_at, inputs), rows, canvas, count, result.data_ptr())
+        return result
+
+    def scan_block(
+        self,
+        products: Tensor,
+        temperature: Tensor,
+        cap: float | None,
+        bias: Tensor | None,
+        floor: Tensor | None,
+        first_chunk: int,
+        races: Tensor | None,
+        best: tuple[Tensor, Tensor, Tensor],
+        race_winner: tuple[Tensor, Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As `scan_block` of vocab_scan.py; writes to `best` and `race_winner`. -> top, mass, moment, shares.
+
+        The last dimension of `products`, `bias` and `races` is contiguous.
+        """
+        rows, canvas, tokens = products.shape
+        width = best[2].shape[-1]
+        chunks = -(-tokens // width)
+        assert tokens <= BLOCK, tokens
+        assert chunks <= 2, chunks
+        top = torch.empty((rows, canvas))
+        mass, moment = torch.empty((2, rows, canvas, chunks))
+        shares = torch.empty((rows, canvas, tokens), dtype=products.dtype)
+        scan = _Scan(
+            products.data_ptr(), rows, canvas, tokens, products.stride(1), width, chunks, first_chunk,
+            cap or 0.0, temperature.data_ptr(),
+            _at(bias), 0 if bias is None else bias.stride(0), _at(floor),
+            _at(races), 0 if races is None else races.stride(1),
+            *(pair[i].data_ptr() for i in range(3) for pair in (best, race_winner)),
+            *(tensor.data_ptr() for tensor in (top, mass, moment, shares)),
+        )  # fmt: skip
+        self.library.scan_block(ctypes.byref(scan), products.dtype is torch.bfloat16)
+        return top, mass, moment, shares
+
+
+def kernels_for(x: Tensor) -> Elementwise | None:
+    """The library where it can compute on `x`: a real tensor on the CPU, outside a graph."""
+    if x.device.type != "cpu" or type(x) is not Tensor or x.dtype not in _DTYPES:
+        return None
+    return None if torch.compiler.is_compiling() else elementwise()
+
+
+@cache
+def elementwise() -> Elementwise | None:
+    """The library, compiled if necessary; None where it is not available."""
+    try:
+        library = load_kernel(_SOURCE, _FLAGS, needs=("avx2", "fma3"), title="AVX2")
+    except UnsafeCacheError as error:
+        _LOG.warning("norms and sampling use torch's operations: %s", error)
+        return None
+    except NoKernelError:
+        return None
+    library.rms_norm.argtypes = [_POINTER, _POINTER, _INT, _FLOAT, _LONG, _LONG, _POINTER]
+    library.random_words.argtypes = [_POINTER] * 5 + [_LONG] * 3 + [_POINTER]
+    library.race_times.argtypes = library.random_words.argtypes
+    library.scan_block.argtypes = [_POINTER, _INT]
+    for function in (library.rms_norm, library.random_words, library.race_times, library.scan_block):
+        function.restype = None
+    return Elementwise(library)
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

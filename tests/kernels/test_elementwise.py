@@ -1,0 +1,295 @@
+"""The C++ kernels compute what their reference implementations in torch do; random numbers to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from dgemma.kernels import elementwise as module
+from dgemma.kernels import kernel_cache
+from dgemma.kernels.elementwise import Elementwise, elementwise, kernels_for
+from dgemma.kernels.kernel_cache import UnsafeCacheError
+from dgemma.model.layers import RmsNorm, rms_norm
+from dgemma.sampling import rng, vocab_scan
+from dgemma.sampling.rng import NoiseKey, NoiseStream, noise_key
+from dgemma.sampling.vocab_scan import CHUNK, Lead, Terms, scan_block, scan_block_native
+
+CPU = torch.device("cpu")
+needs_kernel = pytest.mark.skipif(elementwise() is None, reason="no AVX2 or no compiler")
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def kernels() -> Elementwise:
+    found = elementwise()
+    assert found is not None
+    return found
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# RMS norm
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_weight", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (2, 7, 16), (64, 4, 33), (257, 1024)])
+def test_norms_are_those_of_torch(dtype: torch.dtype, with_weight: bool, shape: tuple[int, ...]) -> None:
+    x = (3 * random(*shape)).to(dtype)
+    weight = random(shape[-1], seed=1).to(dtype) if with_weight else None
+    exact = F.rms_norm(x.double(), (shape[-1],), None if weight is None else weight.double(), 1e-6)
+    found = kernels().rms_norm(x, weight, 1e-6)
+    # fp32 arithmetic, rounded once to the dtype.
+    error = 1e-6 if dtype == torch.float32 else 2**-8
+    assert found.dtype == dtype
+    assert ((found.double() - exact).abs() <= error * exact.abs() + 1e-30).all()
+
+
+@needs_kernel
+def test_a_norm_does_not_depend_on_the_other_rows() -> None:
+    x = random(300, 1000)
+    together = kernels().rms_norm(x, None, 1e-6)
+    assert all(torch.equal(kernels().rms_norm(x[i : i + 1], None, 1e-6)[0], together[i]) for i in (0, 7, 299))
+
+
+@needs_kernel
+def test_a_norm_of_bf16_rounds_to_even_and_keeps_nan() -> None:
+    x = torch.tensor([[1.0, float("nan")]], dtype=torch.bfloat16)
+    assert kernels().rms_norm(x, None, 1e-6).isnan().all()
+    weight = torch.tensor([1.00390625, 1.01171875, 1.0, 1.0]).bfloat16()
+    ones = torch.ones(1, 4, dtype=torch.bfloat16)
+    assert torch.equal(kernels().rms_norm(ones, weight, 0.0)[0], weight)
+
+
+@needs_kernel
+def test_what_trains_has_torchs_gradient() -> None:
+    norm = RmsNorm(8, 1e-6, dtype=torch.float32, device=CPU)
+    torch.nn.init.ones_(norm.weight)
+    norm.weight.requires_grad_()
+    norm(random(2, 8)).sum().backward()
+    assert norm.weight.grad is not None
+    x = random(2, 8).requires_grad_()
+    rms_norm(x, None, 1e-6).square().sum().backward()
+    assert x.grad is not None
+
+
+def test_tensors_without_numbers_and_graphs_are_left_to_torch() -> None:
+    with torch.device("meta"):
+        assert kernels_for(torch.empty(2, 2)) is None
+    assert kernels_for(torch.empty(2, 2, dtype=torch.float64)) is None
+    assert kernels_for(torch.nn.Parameter(torch.empty(2, 2))) is None
+    graph = torch.compile(lambda x: x + (0 if kernels_for(x) is None else 1), backend="eager")
+    assert torch.equal(graph(torch.zeros(2)), torch.zeros(2))
+
+
+# Random numbers
+
+
+@needs_kernel
+@settings(max_examples=50)
+@example(seeds=[-1, 1 << 63, 0], canvas=2, step=2**31, first=2**18, count=1030, positions=3)
+@given(
+    seeds=st.lists(st.integers(-(1 << 63), (1 << 64) - 1), min_size=1, max_size=3),
+    canvas=st.integers(0, 1 << 20),
+    step=st.integers(0, 1 << 31),
+    first=st.integers(0, 1 << 16),
+    count=st.integers(1, 200),
+    positions=st.integers(1, 5),
+)
+def test_random_numbers_have_the_bits_of_torch(
+    seeds: list[int], canvas: int, step: int, first: int, count: int, positions: int
+) -> None:
+    rows = len(seeds)
+    key = noise_key(seeds, [canvas] * rows, [step] * rows, CPU)
+    index = (4 * first + torch.arange(count)).expand(rows, positions, count)
+    fast = (
+        rng.race_times(key, NoiseStream.TOKEN_RACE, index),
+        rng.random_tokens(key, NoiseStream.RENOISE, positions, 262_144),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rng, "kernels_for", lambda x: None)
+        plain = (
+            rng.race_times(key, NoiseStream.TOKEN_RACE, index),
+            rng.random_tokens(key, NoiseStream.RENOISE, positions, 262_144),
+        )
+    assert all(torch.equal(a, b) for a, b in zip(fast, plain, strict=True))
+
+
+@needs_kernel
+def test_every_random_word_becomes_torchs_time() -> None:
+    """The two logarithms, on the smallest, the largest and a million other numbers."""
+    key, positions = noise_key([3], [0], [0], CPU), torch.arange(256)
+    quads = torch.arange(1024).expand(1, 256, 1024).contiguous()
+    counters = rng._counters(key, NoiseStream.OPEN, positions, quads)
+    words = kernels().random_words(counters)
+    assert torch.equal(words, rng._words(key, NoiseStream.OPEN, positions, quads))
+    assert torch.equal(kernels().race_times(counters), rng.to_exponential(words))
+
+
+# The vocabulary scan
+
+
+def leads(rows: int, canvas: int, width: int, dtype: torch.dtype) -> tuple[Lead, Lead]:
+    def lead() -> Lead:
+        return Lead(
+            torch.full((rows, canvas), float("inf")),
+            torch.zeros((rows, canvas), dtype=torch.int64),
+            torch.zeros((rows, canvas, width), dtype=dtype),
+        )
+
+    return lead(), lead()
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cap", [30.0, None])
+@pytest.mark.parametrize("forbids", [False, True])
+@settings(max_examples=15)
+@example(tokens=2048, canvas=5, seed=0, spread=8.0)
+@example(tokens=1025, canvas=1, seed=1, spread=1.0)
+@given(
+    tokens=st.integers(1, 2048),
+    canvas=st.integers(1, 9),
+    seed=st.integers(0, 1 << 20),
+    spread=st.sampled_from([0.1, 3.0, 100.0]),
+)
+def test_a_block_is_scanned_as_by_torch(
+    dtype: torch.dtype, cap: float | None, forbids: bool, tokens: int, canvas: int, seed: int, spread: float
+) -> None:
+    rows, width = 2, min(CHUNK, tokens)
+    chunks = -(-tokens // width)
+    products = (spread * random(rows, canvas, tokens, seed=seed)).to(dtype)
+    bias = torch.where(random(rows, tokens, seed=seed + 1) < 0, float("-inf"), 0.0) if forbids else None
+    floor = random(rows, canvas, seed=seed + 2) if forbids else None
+    terms = Terms(torch.tensor([0.7, 1.5]), cap, bias, floor)
+    races = random(rows, canvas, chunks, seed=seed + 3)
+    old, new = leads(rows, canvas, width, dtype), leads(rows, canvas, width, dtype)
+    expected, best, winner = scan_block(products, terms, torch.tensor(6), races, *old)
+    found = scan_block_native(kernels(), products, terms, 6, races, *new)
+    scale = 1 + expected.top.nan_to_num(neginf=0).abs()
+    assert torch.allclose(found.top, expected.top, rtol=1e-6, atol=1e-6)
+    for name in ("mass", "moment"):
+        difference = (getattr(found, name) - getattr(expected, name)).abs()
+        assert (difference <= 3e-6 * scale[..., None] * (1 + getattr(expected, name).abs())).all(), name
+    error = 1e-6 if dtype == torch.float32 else 2**-8
+    assert ((found.shares.float() - expected.shares.float()).abs() <= error * scale[..., None] * 3).all()
+    # Two chunks may be as good as equal: then either leads.
+    for mine, theirs in ((new[0], best), (new[1], winner)):
+        finite = theirs.score.isfinite()
+        assert torch.allclose(mine.score[finite], theirs.score[finite], rtol=1e-5, atol=1e-5)
+        same = mine.chunk == theirs.chunk
+        assert torch.equal(mine.products[same], theirs.products[same])
+        assert chunks > 1 or same.all()
+
+
+@needs_kernel
+def test_a_later_block_takes_the_lead_only_if_it_is_better() -> None:
+    products = torch.zeros(1, 2, 2048)
+    products[0, 0, 1500] = 9.0
+    terms, races = Terms(torch.ones(1), None, None, None), torch.zeros(1, 2, 2)
+    best, winner = leads(1, 2, CHUNK, torch.float32)
+    for first, block in ((0, products), (2, products / 2)):
+        scan_block_native(kernels(), block, terms, first, races, best, winner)
+    assert best.chunk.tolist() == [[1, 0]]
+    assert best.score.tolist() == [[-9.0, 0.0]]
+    assert winner.chunk.tolist() == [[1, 0]]
+    assert torch.equal(best.products[0, 0], products[0, 0, 1024:])
+
+
+@needs_kernel
+def test_shares_are_never_denormal_and_a_nan_is_seen() -> None:
+    products = torch.linspace(-150, 0, 2048).expand(1, 1, 2048).contiguous()
+    terms = Terms(torch.ones(1), None, None, None)
+    for block in (
+        scan_block_native(kernels(), products, terms, 0, None, *leads(1, 1, CHUNK, torch.float32)),
+        scan_block(products, terms, torch.tensor(0), None, *leads(1, 1, CHUNK, torch.float32))[0],
+    ):
+        shares = block.shares
+        assert ((shares == 0) | (shares > torch.finfo(torch.float32).tiny)).all()
+        assert (shares == 0).any()
+    products[0, 0, 5] = float("nan")
+    block = scan_block_native(kernels(), products, terms, 0, None, *leads(1, 1, CHUNK, torch.float32))
+    assert block.mass.sum().isnan()
+
+
+@needs_kernel
+def test_a_scan_has_the_same_bits_with_any_number_of_threads_and_neighbours() -> None:
+    products = 5 * random(1, 64, 2048)
+    terms, races = Terms(torch.tensor([0.7]), 30.0, None, None), random(1, 64, 2)
+
+    def scan(part: slice) -> tuple[Tensor, ...]:
+        own = products[:, part].contiguous()
+        both = leads(1, own.shape[1], CHUNK, torch.float32)
+        return (*scan_block_native(kernels(), own, terms, 0, races[:, part].contiguous(), *both), *both[1])
+
+    whole, alone = scan(slice(None)), scan(slice(9, 10))
+    threads, found = torch.get_num_threads(), list[tuple[Tensor, ...]]()
+    torch.set_num_threads(1)
+    try:
+        found.append(scan(slice(None)))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(whole, found[0], strict=True))
+    assert all(torch.equal(a[:, 9:10], b) for a, b in zip(whole, alone, strict=True))
+
+
+@needs_kernel
+@pytest.mark.parametrize("vocab", [700, 6144, 5000])
+def test_a_whole_scan_samples_what_torch_samples(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Head:
+        vocab_size, logit_cap, embedding_scale = vocab, 30.0, 1.0
+        rows = random(vocab, 32, seed=4)
+
+        def products(self, hidden: Tensor, tokens: slice) -> Tensor:
+            return hidden @ self.rows[tokens].T
+
+        def mix(self, shares: Tensor, tokens: slice) -> Tensor:
+            return shares @ self.rows[tokens]
+
+    hidden = random(2, 40, 32, seed=5)
+    key: NoiseKey = noise_key([1, 2], [0, 0], [0, 3], CPU)
+    temperature = torch.tensor([0.8, 0.0])
+    fast = vocab_scan.scan_vocab(hidden, Head(), temperature, key)
+    monkeypatch.setattr(vocab_scan, "kernels_for", lambda x: None)
+    plain = vocab_scan.scan_vocab(hidden, Head(), temperature, key)
+    for name in ("argmax", "sampled"):
+        assert torch.equal(getattr(fast, name), getattr(plain, name)), name
+    for name in ("entropy", "soft"):
+        assert torch.allclose(getattr(fast, name), getattr(plain, name), rtol=1e-4, atol=1e-5), name
+
+
+# Where it is missing
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    elementwise.cache_clear()
+    yield
+    elementwise.cache_clear()
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_cache, "find_compiler", lambda: None)
+    assert elementwise() is None
+    assert torch.allclose(rms_norm(torch.full((1, 4), 2.0), None, 0.0), torch.ones(1, 4))
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_an_unsafe_cache_is_said_and_torch_computes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unsafe(*_: object, **__: object) -> None:
+        raise UnsafeCacheError("the kernel cache is somebody's")
+
+    monkeypatch.setattr(module, "load_kernel", unsafe)
+    assert elementwise() is None
+    assert "torch's operations" in caplog.text
