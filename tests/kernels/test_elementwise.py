@@ -15,7 +15,8 @@ from dgemma.kernels import elementwise as module
 from dgemma.kernels import kernel_cache
 from dgemma.kernels.elementwise import Elementwise, elementwise, kernels_for
 from dgemma.kernels.kernel_cache import UnsafeCacheError
-from dgemma.model.layers import RmsNorm, rms_norm
+from dgemma.model import attention, moe
+from dgemma.model.layers import RmsNorm, gated_gelu, rms_norm
 from dgemma.sampling import rng, vocab_scan
 from dgemma.sampling.rng import NoiseKey, NoiseStream, noise_key
 from dgemma.sampling.vocab_scan import CHUNK, Lead, Terms, scan_block, scan_block_native
@@ -79,6 +80,9 @@ def test_what_trains_has_torchs_gradient() -> None:
     x = random(2, 8).requires_grad_()
     rms_norm(x, None, 1e-6).square().sum().backward()
     assert x.grad is not None
+    gate = random(2, 8).requires_grad_()
+    gated_gelu(gate, random(2, 8)).sum().backward()
+    assert gate.grad is not None
 
 
 def test_tensors_without_numbers_and_graphs_are_left_to_torch() -> None:
@@ -88,6 +92,55 @@ def test_tensors_without_numbers_and_graphs_are_left_to_torch() -> None:
     assert kernels_for(torch.nn.Parameter(torch.empty(2, 2))) is None
     graph = torch.compile(lambda x: x + (0 if kernels_for(x) is None else 1), backend="eager")
     assert torch.equal(graph(torch.zeros(2)), torch.zeros(2))
+
+
+# Gate, RoPE, sum of the experts
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (2, 7, 32), (300, 512)])
+def test_gates_are_those_of_torch(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    both = (4 * random(*shape[:-1], 2 * shape[-1])).to(dtype)
+    for gate, up in (both.chunk(2, dim=-1), [part.contiguous() for part in both.chunk(2, dim=-1)]):
+        expected = F.gelu(gate, approximate="tanh") * up
+        error = 2e-6 if dtype == torch.float32 else 2**-7  # two roundings
+        # 1 + tanh cancels where the gate is nearly closed.
+        cancelled = 1e-6 * (gate.float() * up.float()).abs()
+        difference = (gated_gelu(gate, up).float() - expected.float()).abs()
+        assert (difference <= error * expected.float().abs() + cancelled).all()
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [2, 16, 40, 256])
+def test_rotations_have_the_bits_of_torch(
+    dtype: torch.dtype, dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = random(2, 9, 3, dim).to(dtype)
+    cos, sin = (table(random(2, 9, 1, dim, seed=2)).to(dtype) for table in (torch.cos, torch.sin))
+    cases = [
+        (x, cos, sin),
+        (x.transpose(0, 1), cos[:1, :2].expand(9, 2, 1, -1), sin[:1, :2].expand(9, 2, 1, -1)),
+    ]
+    fast = [attention.rotate(*case) for case in cases]
+    monkeypatch.setattr(attention, "kernels_for", lambda x: None)
+    for case, found in zip(cases, fast, strict=True):
+        assert torch.equal(found, attention.rotate(*case))
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "k", "size"), [(1, 1, 3), (40, 4, 100), (300, 8, 256)])
+def test_sums_of_experts_have_the_bits_of_torch(
+    dtype: torch.dtype, tokens: int, k: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = torch.randint(16, (tokens, k), generator=torch.Generator().manual_seed(0))
+    _, route = moe.sort_by_expert(chosen)
+    outputs, weights = random(tokens * k, size).to(dtype), random(tokens, k, seed=1)
+    fast = moe.combine(outputs, weights, route)
+    monkeypatch.setattr(moe, "kernels_for", lambda x: None)
+    assert torch.equal(fast, moe.combine(outputs, weights, route))
 
 
 # Random numbers

@@ -1,8 +1,8 @@
 // Norms, random numbers and the vocabulary scan on CPUs, compiled on the user's machine at first use.
 //
 // torch computes each of these in many small operations: each reads and writes memory, and costs microseconds to call.
-// Reference implementations: `rms_norm` of model/layers.py, `race_times` of sampling/rng.py, `scan_block` of
-// sampling/vocab_scan.py. All sums have a fixed order, so a row's bits depend neither on other rows nor on threads.
+// Reference implementations: `rms_norm` and `gated_gelu` of model/layers.py, `rotate` of model/attention.py, `combine` of
+// model/moe.py, `race_times` of sampling/rng.py, `scan_block` of sampling/vocab_scan.py. All sums have a fixed order, so a row's bits depend neither on other rows nor on threads.
 // Compiled with -ffp-contract=off: each operation is rounded by itself, and random numbers have torch's bits.
 
 #include <math.h>
@@ -57,6 +57,15 @@ inline void store(Bf16 *to, Floats from) {  // to the nearest, ties to even. No 
     const Words quiet = (bits >> 16) | 0x40;
     const Halves half = __builtin_convertvector(from == from ? rounded : quiet, Halves);
     memcpy(to, &half, sizeof(half));
+}
+
+// What storing and loading makes of it: torch rounds after each operation.
+inline Floats rounded(const float *, Floats x) { return x; }
+
+inline Floats rounded(const Bf16 *, Floats x) {
+    Bf16 part[LANES];
+    store(part, x);
+    return load(part);
 }
 
 // The last, partial register of a row.
@@ -142,6 +151,77 @@ template <class T>
 void norm_rows(const T *x, const T *weight, float eps, int64_t rows, int64_t size, T *y) {
 #pragma omp parallel for schedule(static) if (rows * size >= PARALLEL)
     for (int64_t row = 0; row < rows; row++) norm_row(x + row * size, weight, eps, size, y + row * size);
+}
+
+// y = gelu(gate) * up for one row.
+template <class T>
+void gate_row(const T *gate, const T *up, int64_t size, T *y) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        const int64_t left = size - i;
+        const Floats x = left >= LANES ? load(gate + i) : load(gate + i, left, 0);
+        const Floats other = left >= LANES ? load(up + i) : load(up + i, left, 0);
+        const Floats inner = 0.7978845608f * (x + 0.044715f * (x * x * x));
+        const Floats product = rounded(y, 0.5f * x * (1.0f + tanh(inner))) * other;
+        if (left >= LANES) store(y + i, product);
+        else store(y + i, product, left);
+    }
+}
+
+// y = x * cos + turned * sin for one head, of which `half` numbers stand against `half` others.
+template <class T>
+void rotate_head(const T *x, const T *cos, const T *sin, int64_t half, T *y) {
+    for (int part = 0; part < 2; part++) {
+        const int64_t at = part * half;
+        const T *turned = x + (part ? 0 : half);
+        const float sign = part ? 1.0f : -1.0f;
+        for (int64_t i = 0; i < half; i += LANES) {
+            const int64_t left = half - i;
+            const auto read = [&](const T *from) { return left >= LANES ? load(from + i) : load(from + i, left, 0); };
+            const Floats sum = rounded(y, read(x + at) * read(cos + at)) + rounded(y, sign * read(turned) * read(sin + at));
+            if (left >= LANES) store(y + at + i, sum);
+            else store(y + at + i, sum, left);
+        }
+    }
+}
+
+// y = sum over the experts of a token of weight * output, in their order.
+template <class T>
+void combine_row(const T *outputs, const float *weights, const int64_t *slots, int64_t experts, int64_t size, T *y) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        const int64_t left = size - i;
+        const auto read = [&](int64_t k) {
+            const T *from = outputs + slots[k] * size + i;
+            return (left >= LANES ? load(from) : load(from, left, 0)) * weights[k];
+        };
+        Floats total = read(0);
+        for (int64_t k = 1; k < experts; k++) total += read(k);
+        if (left >= LANES) store(y + i, total);
+        else store(y + i, total, left);
+    }
+}
+
+template <class T>
+void gate_rows(const T *gate, const T *up, int64_t rows, int64_t size, int64_t stride, T *y) {
+#pragma omp parallel for schedule(static) if (rows * size >= PARALLEL)
+    for (int64_t row = 0; row < rows; row++) gate_row(gate + row * stride, up + row * stride, size, y + row * size);
+}
+
+template <class T>
+void rotate_heads(const T *x, const T *cos, const T *sin, int64_t tokens, int64_t heads, int64_t size, T *y) {
+#pragma omp parallel for schedule(static) if (tokens * heads * size >= PARALLEL)
+    for (int64_t token = 0; token < tokens; token++)
+        for (int64_t head = 0; head < heads; head++) {
+            const int64_t at = (token * heads + head) * size;
+            rotate_head(x + at, cos + token * size, sin + token * size, size / 2, y + at);
+        }
+}
+
+template <class T>
+void combine_rows(const T *outputs, const float *weights, const int64_t *slots, int64_t rows, int64_t experts,
+                  int64_t size, T *y) {
+#pragma omp parallel for schedule(static) if (rows * experts * size >= PARALLEL)
+    for (int64_t row = 0; row < rows; row++)
+        combine_row(outputs, weights + row * experts, slots + row * experts, experts, size, y + row * size);
 }
 
 // Philox-4x32-10, four words of LANES counters at once.
@@ -302,6 +382,34 @@ void rms_norm(const void *x, const void *weight, int is_bf16, float eps, int64_t
         norm_rows(static_cast<const Bf16 *>(x), static_cast<const Bf16 *>(weight), eps, rows, size, static_cast<Bf16 *>(y));
     else
         norm_rows(static_cast<const float *>(x), static_cast<const float *>(weight), eps, rows, size, static_cast<float *>(y));
+}
+
+// gate and up [rows, stride], of which `size` count.
+void gated_gelu(const void *gate, const void *up, int is_bf16, int64_t rows, int64_t size, int64_t stride, void *y) {
+    if (is_bf16)
+        gate_rows(static_cast<const Bf16 *>(gate), static_cast<const Bf16 *>(up), rows, size, stride, static_cast<Bf16 *>(y));
+    else
+        gate_rows(static_cast<const float *>(gate), static_cast<const float *>(up), rows, size, stride, static_cast<float *>(y));
+}
+
+// x [tokens, heads, size]; cos and sin [tokens, size].
+void rotate(const void *x, const void *cos, const void *sin, int is_bf16, int64_t tokens, int64_t heads, int64_t size,
+            void *y) {
+    if (is_bf16)
+        rotate_heads(static_cast<const Bf16 *>(x), static_cast<const Bf16 *>(cos), static_cast<const Bf16 *>(sin), tokens,
+                     heads, size, static_cast<Bf16 *>(y));
+    else
+        rotate_heads(static_cast<const float *>(x), static_cast<const float *>(cos), static_cast<const float *>(sin), tokens,
+                     heads, size, static_cast<float *>(y));
+}
+
+// outputs [slots, size]; weights and slots [rows, experts].
+void combine(const void *outputs, const float *weights, const int64_t *slots, int is_bf16, int64_t rows, int64_t experts,
+             int64_t size, void *y) {
+    if (is_bf16)
+        combine_rows(static_cast<const Bf16 *>(outputs), weights, slots, rows, experts, size, static_cast<Bf16 *>(y));
+    else
+        combine_rows(static_cast<const float *>(outputs), weights, slots, rows, experts, size, static_cast<float *>(y));
 }
 
 // quads [rows, canvas, count]; out [rows, canvas, 4 * count]: the four words of each counter, ...

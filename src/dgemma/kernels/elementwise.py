@@ -68,6 +68,35 @@ class Elementwise:
         )  # fmt: skip
         return result
 
+    def gated_gelu(self, gate: Tensor, up: Tensor) -> Tensor:
+        """`gelu(gate) * up`, both [rows, size] of one stride; the last dimension is contiguous."""
+        rows, size = gate.shape
+        result = torch.empty((rows, size), dtype=gate.dtype)
+        self.library.gated_gelu(
+            gate.data_ptr(), up.data_ptr(), gate.dtype is torch.bfloat16, rows, size, gate.stride(0),
+            result.data_ptr(),
+        )  # fmt: skip
+        return result
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """RoPE of `x` [tokens, heads, dim], with tables [tokens, dim]; all contiguous and of one dtype."""
+        result = torch.empty_like(x)
+        self.library.rotate(
+            x.data_ptr(), cos.data_ptr(), sin.data_ptr(), x.dtype is torch.bfloat16, *x.shape,
+            result.data_ptr(),
+        )  # fmt: skip
+        return result
+
+    def combine(self, outputs: Tensor, weights: Tensor, slots: Tensor) -> Tensor:
+        """Each token's outputs [slots, size], weighted in fp32 [n, k] and added in order -> [n, size]."""
+        result = torch.empty((len(slots), outputs.shape[-1]), dtype=outputs.dtype)
+        inputs = [tensor.contiguous() for tensor in (outputs, weights, slots)]
+        self.library.combine(
+            *map(_at, inputs), outputs.dtype is torch.bfloat16, *slots.shape, outputs.shape[-1],
+            result.data_ptr(),
+        )  # fmt: skip
+        return result
+
     def random_words(self, counters: Counters) -> Tensor:
         """The four words of each counter [rows, canvas, 4 n], int64."""
         return self._random(self.library.random_words, counters, torch.int64)
@@ -137,11 +166,14 @@ def elementwise() -> Elementwise | None:
     except NoKernelError:
         return None
     library.rms_norm.argtypes = [_POINTER, _POINTER, _INT, _FLOAT, _LONG, _LONG, _POINTER]
+    library.gated_gelu.argtypes = [_POINTER] * 2 + [_INT] + [_LONG] * 3 + [_POINTER]
+    library.rotate.argtypes = [_POINTER] * 3 + [_INT] + [_LONG] * 3 + [_POINTER]
+    library.combine.argtypes = library.rotate.argtypes
     library.random_words.argtypes = [_POINTER] * 5 + [_LONG] * 3 + [_POINTER]
     library.race_times.argtypes = library.random_words.argtypes
     library.scan_block.argtypes = [_POINTER, _INT]
-    for function in (library.rms_norm, library.random_words, library.race_times, library.scan_block):
-        function.restype = None
+    for name in ("rms_norm", "gated_gelu", "rotate", "combine", "random_words", "race_times", "scan_block"):
+        getattr(library, name).restype = None
     return Elementwise(library)
 
 

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dgemma.kernels.elementwise import kernels_for
 from dgemma.model.config import LayerKind, LayerShape, ModelConfig
 from dgemma.model.kv_cache import AttentionContext, RaggedContext
 from dgemma.model.layers import RmsNorm, rms_norm
-from dgemma.model.linear import Linear, PlainLinear
+from dgemma.model.linear import Linear, PlainLinear, needs_gradient
 
 # Shapes: rows = sequences, tokens = computed now, slots = context slots, keys = slots + tokens,
 # heads = query heads, dim = head size.
@@ -67,6 +68,10 @@ class Rope(nn.Module):
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply RoPE to `x` [rows, tokens, heads, dim]: rotate the first half against the second."""
+    kernels = kernels_for(x)
+    if kernels is not None and cos.dtype == x.dtype and not needs_gradient(x):
+        tables = (table.expand(*x.shape[:2], 1, -1).flatten(0, 2).contiguous() for table in (cos, sin))
+        return kernels.rotate(x.flatten(0, 1).contiguous(), *tables).view(x.shape)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 

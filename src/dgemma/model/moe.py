@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dgemma.kernels.elementwise import kernels_for
 from dgemma.model.config import ModelConfig
 from dgemma.model.execution import Execution
 from dgemma.model.layers import gated_gelu, rms_norm
@@ -235,6 +236,9 @@ class _Combine(torch.autograd.Function):
         pair_of_slot: Tensor,
         is_padding: Tensor | None,
     ) -> Tensor:
+        kernels = kernels_for(outputs)
+        if kernels is not None and weights.dtype == torch.float32:
+            return kernels.combine(outputs, weights, slot_of_pair)
         total = outputs.index_select(0, slot_of_pair[:, 0]) * weights[:, :1]
         for rank in range(1, slot_of_pair.shape[1]):
             total = total + outputs.index_select(0, slot_of_pair[:, rank]) * weights[:, rank : rank + 1]

@@ -222,6 +222,16 @@ void decode(const Weight &w, int64_t n, float *to) {
     for (int64_t k = w.inner; k < padded; k++) to[k] = 0;
 }
 
+// The sum of each of four registers: transposed while they are added, in half the instructions of four sums alone.
+inline __m128 sums_of_four(const __m512 *x) {
+    const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
+    const __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
 // y = x w^T for `M` rows of x and `N` decoded rows of w.
 template <int M, int N>
 void float_tile(const float *x, int64_t inner, const float *const *rows, float *y, int64_t stride) {
@@ -248,8 +258,10 @@ void float_tile(const float *x, int64_t inner, const float *const *rows, float *
                 sum[m][n] = _mm512_fmadd_ps(own, _mm512_maskz_loadu_ps(left, rows[n] + whole), sum[m][n]);
         }
     }
-    for (int m = 0; m < M; m++)
-        for (int n = 0; n < N; n++) y[m * stride + n] = _mm512_reduce_add_ps(sum[m][n]);
+    for (int m = 0; m < M; m++) {
+        if constexpr (N == 4) _mm_storeu_ps(y + m * stride, sums_of_four(sum[m]));
+        else for (int n = 0; n < N; n++) y[m * stride + n] = _mm512_reduce_add_ps(sum[m][n]);
+    }
 }
 
 template <int N>
