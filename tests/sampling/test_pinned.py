@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from chi_square import chi_square
+from dgemma.engine import model_runner
 from dgemma.engine.model_runner import canvas_pins, sample_step, scan_rows
 from dgemma.engine.request import PinnedTokens
 from dgemma.model.execution import Execution
@@ -686,6 +687,48 @@ def test_a_row_without_pins_is_not_touched_by_rows_with_them() -> None:
         for field in fields(CanvasState):
             assert torch.equal(getattr(together, field.name)[0], getattr(alone, field.name)[0]), field.name
         assert not torch.equal(scan.argmax[1], bare.argmax[1])
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_known_positions_are_not_scanned_and_the_others_read_the_same(
+    exact: bool, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocab, own = stack().config.vocab_size, stack().with_execution(Execution(exact=exact))
+    generator = torch.Generator().manual_seed(7)
+    hidden = torch.randn(3, 6, own.config.hidden_size, generator=generator)
+    state = open_canvas(torch.randint(vocab, (3, 6), generator=generator))
+    key = noise_key([1, 2, 3], [0] * 3, [0] * 3, CPU)
+    sampler, params = Sampler(num_steps=5), GenerationParams(logprobs=3, top_p=0.9, temperature=temperature)
+    given = (
+        PinnedTokens(fixed={0: 3, 1: 4, 5: 6}, among={2: (5, 6, 7)}),
+        PinnedTokens(fixed={0: 3, 2: 9}),
+        PinnedTokens(fixed=dict.fromkeys(range(6), 8)),
+    )
+    pins = [canvas_pins(one, 0, 6, CPU) for one in given]
+    scanned: list[int] = []
+    scan_vocab = model_runner.scan_vocab
+
+    def counted(hidden: torch.Tensor, *args: Any, **options: Any) -> VocabScan:
+        scanned.append(hidden.shape[0] * hidden.shape[1])
+        return scan_vocab(hidden, *args, **options)
+
+    monkeypatch.setattr(model_runner, "scan_vocab", counted)
+    after, found = sample_step(own, state, hidden, key, sampler, params, None, pins)
+    # Twice, because of top-p. Alone, a canvas knows 4, 2 and all of its positions; together they know two.
+    assert scanned == ([2, 2, 4, 4, 1, 1] if exact else [12, 12])
+    blind = [replace(one, known=frozenset()) for one in pins if one is not None]
+    whole, expected = sample_step(own, state, hidden, key, sampler, params, None, blind)
+    assert max(scanned) == (6 if exact else 18)
+    for name in ("argmax", "sampled"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    for name in ("entropy", "log_mass", "top_logit", "soft"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-5, rtol=1e-5)
+    assert found.top_k is not None
+    assert expected.top_k is not None
+    assert torch.equal(found.top_k.tokens[:, 3:5], expected.top_k.tokens[:, 3:5])
+    for field in fields(CanvasState):
+        assert torch.equal(getattr(after, field.name), getattr(whole, field.name)), field.name
 
 
 def test_a_bias_counts_among_the_tokens_of_a_set() -> None:

@@ -114,23 +114,26 @@ def scan_rows(
     key: NoiseKey | None,
     params: GenerationParams,
     bias: Tensor | None = None,
+    pins: Sequence[CanvasPins | None] | None = None,
 ) -> VocabScan:
     """Scan the vocabulary for `hidden` [rows, canvas, hidden] at a temperature per row.
 
-    `bias` [rows, vocabulary] is added to the logits. In exact mode each row is scanned alone, so that its
-    bits do not depend on the batch.
+    `bias` [rows, vocabulary] is added to the logits. Positions that all `pins` know are left out: their
+    result is zero. In exact mode each row is scanned alone, so that its bits do not depend on the batch.
     """
-    read = _read if hidden.shape[1] > 1 else _read_token
     if bias is not None:
         bias = scale(bias[:, None], temperature)[:, 0]
-    if not model.execution.exact:
-        return read(model, hidden, temperature, key, params, bias)
+    count = hidden.shape[0]
+    parts = [slice(row, row + 1) for row in range(count)] if model.execution.exact else [slice(0, count)]
     scans = []
-    for row in range(hidden.shape[0]):
-        only = slice(row, row + 1)
-        own_key = None if key is None else key.row(row)
-        own = None if bias is None else bias[only]
-        scans.append(read(model, hidden[only], temperature[only], own_key, params, own))
+    for part in parts:
+        own_key = key if key is None or part == slice(0, count) else key.row(part.start)
+        own_bias = None if bias is None else bias[part]
+        arguments = (model, hidden[part], temperature[part], own_key, params, own_bias)
+        if hidden.shape[1] == 1:
+            scans.append(_read_token(*arguments))
+        else:
+            scans.append(_read(*arguments, None if pins is None else pins[part]))
     return _stack_rows(scans)
 
 
@@ -155,7 +158,7 @@ def sample_step(
     temperature = sampler.schedule(left, sampler.num_steps)
     draws = key if params.temperature > 0 else None
     if constraints is None:
-        scan = scan_rows(model, hidden, temperature, draws, params, bias)
+        scan = scan_rows(model, hidden, temperature, draws, params, bias, pins)
     else:
         scan = scan_constrained_rows(model, hidden, temperature, draws, params, bias, pins, constraints)
     free = None
@@ -204,6 +207,7 @@ def canvas_pins(
         free.to(device),
         allowed_tokens(pinned.among),
         allowed_tokens(pinned.watch),
+        frozenset(p - here.start for p in (*pinned.fixed, *pinned.among) if p in here),
     )
 
 
@@ -265,12 +269,51 @@ def _read(
     key: NoiseKey | None,
     params: GenerationParams,
     bias: Tensor | None,
+    pins: Sequence[CanvasPins | None] | None,
 ) -> VocabScan:
-    head = model.head
+    head, canvas_len = model.head, hidden.shape[1]
     compiled = model.execution.fused_vocabulary
+    positions = None
+    if pins is not None and not compiled:  # a compiled scan has one shape
+        positions = _unknown_positions(pins, canvas_len, hidden.device)
+    if positions is not None:
+        hidden = hidden.index_select(1, positions)
     options = ScanOptions(bias=bias, num_top_k=params.logprobs or 0, compiled=compiled)
     floor = _floor(head, hidden, temperature, params, bias)
-    return scan_vocab(hidden, head, temperature, key, replace(options, floor=floor))
+    scan = scan_vocab(hidden, head, temperature, key, replace(options, floor=floor), positions=positions)
+    return scan if positions is None else _on_canvas(scan, positions, canvas_len)
+
+
+def _unknown_positions(
+    pins: Sequence[CanvasPins | None], canvas_len: int, device: torch.device
+) -> Tensor | None:
+    """Positions that at least one canvas does not know; None: all of them. Never none: a scan has a row."""
+    if any(canvas is None for canvas in pins):
+        return None
+    known = frozenset(range(canvas_len)).intersection(
+        *(canvas.known for canvas in pins if canvas is not None)
+    )
+    if not known:
+        return None
+    return torch.tensor([p for p in range(canvas_len) if p not in known] or [0], device=device)
+
+
+def _on_canvas(scan: VocabScan, positions: Tensor, canvas_len: int) -> VocabScan:
+    """A scan of some positions as one of the whole canvas, zero elsewhere."""
+
+    def spread(values: Tensor) -> Tensor:
+        whole = values.new_zeros(values.shape[0], canvas_len, *values.shape[2:])
+        return whole.index_copy_(1, positions, values)
+
+    found: dict[str, Any] = {}
+    for field in fields(VocabScan):
+        value = getattr(scan, field.name)
+        if isinstance(value, TopK):
+            value = TopK(spread(value.tokens), spread(value.logits))
+        elif value is not None:
+            value = spread(value)
+        found[field.name] = value
+    return VocabScan(**found)
 
 
 def _floor(

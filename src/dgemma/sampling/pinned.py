@@ -43,6 +43,8 @@ class CanvasPins:
     free: Tensor  # [canvas]: False where the token is fixed
     allowed: AllowedTokens | None = None
     watched: AllowedTokens | None = None
+    # Positions that a scan of the vocabulary tells nothing about: fixed, or with a distribution of their own.
+    known: frozenset[int] = frozenset()
 
     def open(self, noise: Tensor) -> Tensor:
         """The canvas before its first step, from noise [canvas]."""

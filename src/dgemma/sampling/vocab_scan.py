@@ -264,13 +264,16 @@ def scan_vocab(
     options: ScanOptions = DEFAULT_OPTIONS,
     *,
     tile: int = BLOCK,
+    positions: Tensor | None = None,
 ) -> VocabScan:
     """Scan the vocabulary for `hidden` [rows, canvas, hidden] at a temperature per row [rows].
 
     Without a key, or at temperature 0, `sampled` is the argmax.
+    positions: which ones of the canvas these are; None: all, from the first.
     """
     every = slice(0, head.vocab_size)
-    return join([scan_part(hidden, head, temperature, key, options, tokens=every, tile=tile)])
+    part = scan_part(hidden, head, temperature, key, options, tokens=every, tile=tile, positions=positions)
+    return join([part])
 
 
 @dataclass(frozen=True)
@@ -286,6 +289,7 @@ class ScanPart:
     embedding_scale: float
     soft: RunningMean | None
     running_top_k: RunningTopK | None
+    positions: Tensor | None = None
 
 
 def scan_part(
@@ -297,6 +301,7 @@ def scan_part(
     *,
     tokens: slice,
     tile: int = BLOCK,
+    positions: Tensor | None = None,
 ) -> ScanPart:
     """Scan the range `tokens`, which begins at a block boundary."""
     assert tile % BLOCK == 0, tile
@@ -312,7 +317,8 @@ def scan_part(
     numbers = torch.arange(tokens.start // CHUNK, -(-tokens.stop // CHUNK), device=hidden.device)
     races = None
     if key is not None:
-        races = race_times(key, NoiseStream.CHUNK_RACE, numbers.expand(*hidden.shape[:2], -1))
+        index = numbers.expand(*hidden.shape[:2], -1)
+        races = race_times(key, NoiseStream.CHUNK_RACE, index, positions)
     best = race_winner = None
     soft = (
         RunningMean(compiled_accumulate() if options.compiled else accumulate) if options.with_soft else None
@@ -344,7 +350,7 @@ def scan_part(
     assert race_winner is not None
     return ScanPart(
         table, best, race_winner, every, key, head.vocab_size, head.embedding_scale,
-        soft, running_top_k,
+        soft, running_top_k, positions,
     )  # fmt: skip
 
 
@@ -365,7 +371,7 @@ def join(parts: Sequence[ScanPart]) -> VocabScan:
     sampled = argmax
     if first.key is not None:
         winner = _best_lead([part.race_winner for part in parts])
-        sampled = race_in_chunk(_logits_of_lead(winner, first), winner.chunk, first.key)
+        sampled = race_in_chunk(_logits_of_lead(winner, first), winner.chunk, first.key, first.positions)
         sampled = torch.where((first.terms.temperature > 0)[:, None], sampled, argmax)
     scan = VocabScan(argmax, sampled, entropy.clamp(min=0.0), log_mass, top)
     means = [part.soft for part in parts if part.soft is not None]
