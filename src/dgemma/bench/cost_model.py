@@ -24,8 +24,9 @@ import torch
 from torch import nn
 
 from dgemma.model.config import LayerKind, ModelConfig
-from dgemma.model.layers import rms_norm
-from dgemma.model.linear import ExpertLinear, Linear, PlainLinear
+from dgemma.model.kv_cache import KVCache
+from dgemma.model.layers import gated_gelu, rms_norm
+from dgemma.model.linear import HAS_BF16_INSTRUCTIONS, ExpertLinear, Linear, PlainLinear
 from dgemma.model.quantized_linear import QuantizedExpertLinear, QuantizedLinear, QuantizedWeight
 from dgemma.model.quantized_tensor import QuantizedTensor
 from dgemma.model.transformer import Layer, Transformer
@@ -34,6 +35,7 @@ from dgemma.sampling.vocab_scan import scan_vocab
 
 ROWS = (1, 4, 16, 32, 64, 128, 256, 1024, 4096)
 MAX_SIDE = 1024  # of the square products whose rate is measured
+_PEAK_SIDE = 2048  # of the one that is the machine's limit
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class MachineRates:
     copy_s: float
     add_s: float
     scan_s: float  # the element-wise part of the vocabulary scan, per position and token
+    calls_s: float = 0.0  # a layer's operations on next to nothing: calling them costs time
 
     def product_s(self, rows: float, numbers: float) -> float:
         read_s = numbers * self.weight_bytes / self.bytes_per_s
@@ -89,23 +92,31 @@ def measure_rates(transformer: Transformer, max_rows: int = ROWS[-1]) -> Machine
         weight_bytes=layer.mlp.gate.nbytes / (hidden * config.mlp_size),
         expert_bytes=experts.nbytes / (config.num_experts * 2 * config.expert_size * hidden),
         norm_s=typical_s(lambda: rms_norm(x, weight, 1e-6)) / x.numel(),
-        gate_s=typical_s(lambda: nn.functional.gelu(x, approximate="tanh") * x) / x.numel(),
+        gate_s=typical_s(lambda: gated_gelu(x, x)) / x.numel(),
         copy_s=typical_s(lambda: x[0].index_select(0, row_of)) / (len(row_of) * hidden),
         add_s=typical_s(lambda: wide + x * wide[..., :1]) / x.numel(),
         scan_s=0.0,
     )
     products_s = 2 * found.product_s(canvas, config.vocab_size * hidden)
-    return replace(found, scan_s=max(0.0, whole_s - products_s) / (canvas * config.vocab_size))
+    # One token through all layers, less its products.
+    token, context = (
+        torch.zeros((1, 1), dtype=torch.int64),
+        KVCache(config, 1, dtype=dtype, device=x.device).context(),
+    )
+    token_s = typical_s(lambda: transformer.encode(token, context))
+    return replace(
+        found,
+        scan_s=max(0.0, whole_s - products_s) / (canvas * config.vocab_size),
+        calls_s=max(0.0, token_s - _token_products_s(found, config, 1)) / len(config.layers),
+    )
 
 
 @torch.inference_mode()
 def peak_flops() -> float:
-    """Operations per second of a square product, in the dtype that is fastest here."""
-    speeds = []
-    for dtype in (torch.float32, torch.bfloat16):
-        a, b = (torch.randn(MAX_SIDE, MAX_SIDE).to(dtype) for _ in range(2))
-        speeds.append(2 * MAX_SIDE**3 / typical_s(partial(nn.functional.linear, a, b), 5))
-    return max(speeds)
+    """Operations per second of a large square product, in the dtype that is fastest here, at its best."""
+    dtype = torch.bfloat16 if HAS_BF16_INSTRUCTIONS else torch.float32
+    a, b = (torch.randn(_PEAK_SIDE, _PEAK_SIDE).to(dtype) for _ in range(2))
+    return 2 * _PEAK_SIDE**3 / min(times_s(partial(nn.functional.linear, a, b), 5))
 
 
 def step_s(rates: MachineRates, config: ModelConfig, canvases: int, context: int) -> float:
@@ -134,6 +145,7 @@ def _layers_s(rates: MachineRates, config: ModelConfig, rows: int, seen_by_each:
     def dense(numbers: float) -> float:
         return rates.product_s(rows, numbers)
 
+    total += len(config.layers) * rates.calls_s
     for layer in config.layers:
         queries, keys = config.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         total += dense(hidden * (2 * queries + 2 * keys))
@@ -151,14 +163,27 @@ def _layers_s(rates: MachineRates, config: ModelConfig, rows: int, seen_by_each:
 
 def causal_s(rates: MachineRates, config: ModelConfig, rows: int, context: int) -> float:
     """A causal forward of one token for each of `rows` answers, with the head."""
-    hidden, k = config.hidden_size, config.experts_per_token
-    touched = touched_experts(config, rows)
-    total = rates.product_s(rows, config.vocab_size * hidden) + rows * config.vocab_size * rates.scan_s
+    total = rates.product_s(rows, config.vocab_size * config.hidden_size)
+    total += rows * config.vocab_size * rates.scan_s
+    total += _token_products_s(rates, config, rows) + len(config.layers) * rates.calls_s
+    for layer in config.layers:
+        keys = layer.num_kv_heads * layer.head_dim
+        total += rows * 2 * _seen(config, layer.kind, context) * keys * 4 / rates.bytes_per_s
+    return total
+
+
+def _token_products_s(rates: MachineRates, config: ModelConfig, rows: int) -> float:
+    """The products of all layers for one token of each row."""
+    hidden, k, touched, total = (
+        config.hidden_size,
+        config.experts_per_token,
+        touched_experts(config, rows),
+        0.0,
+    )
     for layer in config.layers:
         queries, keys = config.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         total += rates.product_s(rows, hidden * (2 * queries + 2 * keys + 3 * config.mlp_size))
         total += touched * rates.expert_s(rows * k / touched, 3 * hidden * config.expert_size)
-        total += rows * 2 * _seen(config, layer.kind, context) * keys * 4 / rates.bytes_per_s
     return total
 
 
@@ -193,13 +218,18 @@ def between(rates: Sequence[float], rows: float) -> float:
 
 def typical_s(run: Callable[[], object], rounds: int = 7) -> float:
     """The median: what it is compared with is a mean over the same machine's good and bad moments."""
+    return statistics.median(times_s(run, rounds))
+
+
+def times_s(run: Callable[[], object], rounds: int) -> list[float]:
+    """Seconds of each of `rounds` runs, after one that warms up."""
     run()
     times = []
     for _ in range(rounds):
         began = time.perf_counter()
         run()
         times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    return times
 
 
 def product_rates(weights: Sequence[Linear], dtype: torch.dtype, max_rows: int) -> tuple[float, ...]:
