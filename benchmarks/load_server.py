@@ -94,11 +94,17 @@ class Served:
 
 @contextmanager
 def served(
-    flags: Sequence[str] = (), *, threads: int | None = None, poisoned: bool = False, key: str = ""
+    flags: Sequence[str] = (),
+    *,
+    threads: int | None = None,
+    poisoned: bool = False,
+    key: str = "",
+    exact: bool = True,
 ) -> Iterator[Served]:
-    """A server of the bundled text model in the exact way, until the block is left, in whatever way."""
+    """A server of the bundled text model, until the block is left, in whatever way."""
     module = ["benchmarks.load_server"] if poisoned else ["dgemma.cli.main", "serve", BUNDLED]
-    own = ["--port", "0", "--exact", "--served-model-name", MODEL, "--max-model-len", "2048"]
+    own = ["--port", "0", "--served-model-name", MODEL, "--max-model-len", "2048"]
+    own += ["--exact"] if exact else []
     env = {**os.environ, "DGEMMA_API_KEY": key}
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)

@@ -175,6 +175,7 @@ def test_doctor_reports_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
         (("avx512f",), (), False, 2, None, ["AVX-512", "saves memory, and time against bfloat16"]),
         (("amx_bf16",), ("H100, 80.0 GB",), False, 2, None, ["device='cuda'", "dgemma selfcheck", "AMX"]),
         ((), (), True, 99, "no VNNI", ["device='mps'", "OMP_NUM_THREADS"]),
+        (("avx2",), (), False, 2, "there is no C++ compiler", ["Install a C++ compiler"]),
     ],
 )
 def test_doctors_advice_follows_from_the_facts(

@@ -306,8 +306,9 @@ def scan_part(
     """Scan the range `tokens`, which begins at a block boundary."""
     assert tile % BLOCK == 0, tile
     assert tokens.start % BLOCK == 0, tokens
-    scan_fn = compiled_scan_block() if options.compiled else scan_block
-    kernels = None if options.compiled else kernels_for(hidden)
+    kernels = kernels_for(hidden)
+    compiled = options.compiled and kernels is None  # the kernel is five times as fast as the compiled form
+    scan_fn = compiled_scan_block() if compiled else scan_block
     every = Terms(temperature, head.logit_cap, options.bias, options.floor)
     # Allocated before the scan: small results kept between large temporaries would leave holes in the heap
     # that add up to the logits themselves.
@@ -320,9 +321,7 @@ def scan_part(
         index = numbers.expand(*hidden.shape[:2], -1)
         races = race_times(key, NoiseStream.CHUNK_RACE, index, positions)
     best = race_winner = None
-    soft = (
-        RunningMean(compiled_accumulate() if options.compiled else accumulate) if options.with_soft else None
-    )
+    soft = RunningMean(compiled_accumulate() if compiled else accumulate) if options.with_soft else None
     running_top_k = RunningTopK(options.num_top_k) if options.num_top_k else None
     for begin in range(tokens.start, tokens.stop, tile):
         products = head.products(hidden, slice(begin, min(begin + tile, tokens.stop)))
