@@ -21,6 +21,7 @@ PACKAGES: dict[str, set[str]] = {
     "worker_process": {"errors"},
     "machine": set(),
     "sudoku": {"errors"},
+    "forms": {"errors"},
     "kernels": {"errors"},
     "model": {"errors", "kernels"},
     "sampling": {"errors", "params", "kernels"},
@@ -54,7 +55,7 @@ PACKAGES: dict[str, set[str]] = {
     },
     "__init__": {"errors", "params", "events", "model", "sampling", "tasks", "language_model"},
 }  # fmt: skip
-TORCH_FREE_PACKAGES = ("text", "sudoku", "server", "tasks", "structured_output")
+TORCH_FREE_PACKAGES = ("text", "sudoku", "forms", "server", "tasks", "structured_output")
 TORCH_FREE = [
     "errors.py", "params.py", "events.py", "durable_files.py", "worker_process.py", "machine.py",
     "model/config.py",

@@ -52,19 +52,28 @@ def main() -> None:
 
 
 def make_tokenizer(corpus: Path, out: Path, size: int) -> None:
+    runs, run_merges = runs_of_spaces()
+    pieces, merges = learn(train_texts(corpus), size - len(control_names()) - len(BYTES) - len(runs))
+    # Runs first: otherwise the last space would go to the word after them.
+    made = write_tokenizer(out, [*runs, *pieces], [*run_merges, *merges])
+    assert made == size, f"{made:,} pieces, not {size:,}; the corpus is too small"
+
+
+def control_names() -> list[str]:
+    """The control tokens of the bundled tokenizer, in the order of their numbers."""
     controls = json.loads((BUNDLED / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
     assert [token["id"] for token in controls] == list(range(len(controls)))
-    names = [token["content"] for token in controls]
-    runs, run_merges = runs_of_spaces()
-    fixed = [*names, *BYTES, *runs]
-    pieces, merges = learn(train_texts(corpus), size - len(fixed))
-    vocab = {piece: number for number, piece in enumerate([*fixed, *pieces])}
-    assert len(vocab) == size, f"{len(vocab):,} pieces, not {size:,}; the corpus is too small"
+    return [token["content"] for token in controls]
+
+
+def write_tokenizer(out: Path, pieces: Sequence[str], merges: Sequence[tuple[str, str]]) -> int:
+    """Control tokens, bytes, and these pieces; -> how many in all."""
+    names = control_names()
+    vocab = {piece: number for number, piece in enumerate([*names, *BYTES, *pieces])}
     made = Tokenizer(
         models.BPE(
             vocab=vocab,
-            # Runs first: otherwise the last space would go to the word after them.
-            merges=[*run_merges, *merges],
+            merges=list(merges),
             unk_token="<unk>",  # noqa: S106 - a piece, not a password
             fuse_unk=True,
             byte_fallback=True,
@@ -77,6 +86,7 @@ def make_tokenizer(corpus: Path, out: Path, size: int) -> None:
     made.save(str(out / "tokenizer.json"), pretty=False)
     for name in COMPANIONS:
         shutil.copyfile(BUNDLED / name, out / name)
+    return len(vocab)
 
 
 def runs_of_spaces() -> tuple[list[str], list[tuple[str, str]]]:
@@ -88,8 +98,8 @@ def runs_of_spaces() -> tuple[list[str], list[tuple[str, str]]]:
     return [SPACE * length for length in range(2, MAX_SPACES + 1)], merges
 
 
-def learn(texts: Sequence[str], size: int) -> tuple[list[str], list[tuple[str, str]]]:
-    """`size` pieces, characters first, and the merges that make them."""
+def learn(texts: Sequence[str], size: int, within: Regex = WITHIN) -> tuple[list[str], list[tuple[str, str]]]:
+    """`size` pieces, characters first, and the merges that make them. within: what a piece may be part of."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text)
@@ -101,7 +111,7 @@ def learn(texts: Sequence[str], size: int) -> tuple[list[str], list[tuple[str, s
     rare = re.compile(f"[^ {''.join(map(re.escape, sorted(alphabet)))}]")
     learner = Tokenizer(models.BPE())
     learner.normalizer = normalizers.Replace(" ", SPACE)
-    learner.pre_tokenizer = pre_tokenizers.Split(WITHIN, "removed", invert=True)
+    learner.pre_tokenizer = pre_tokenizers.Split(within, "removed", invert=True)
     trainer = trainers.BpeTrainer(
         vocab_size=size, initial_alphabet=sorted(alphabet), max_token_length=MAX_PIECE, show_progress=False
     )

@@ -1,0 +1,85 @@
+"""The forms model before its first step: a tokenizer learned from made messages, and random weights.
+
+    python -m recipes.forms.make_model --out runs/forms/start
+
+A word has the same pieces in a message and in a record: a space stands alone, and so does a capital letter,
+so that `Lunch` and `lunch` differ in one token. Digits stand alone. The quotes and brackets between two
+fields are one piece.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tokenizers import Regex
+
+from dgemma.checkpoint.parameter_count import count_parameters
+from dgemma.checkpoint.random_weights import write_random
+from dgemma.model.config import LayerKind, LayerShape, ModelConfig, RopeShape
+from recipes.forms.messages import make_message
+from recipes.text.make_tokenizer import learn, write_tokenizer
+
+WITHIN = Regex(r'[a-z]+|[{}\[\]":,]+')
+NUM_PIECES = 661  # 1,024 with bytes and control tokens
+NUM_MESSAGES = 20_000
+NUM_LAYERS = 6
+CANVAS = 112
+ROPE = RopeShape(theta=500.0, rotated_share=1.0)
+CONFIG = ModelConfig(
+    vocab_size=1024,
+    hidden_size=256,
+    mlp_size=512,
+    num_heads=4,
+    layers=tuple(
+        LayerShape(
+            # The last layer of this family always is of the full kind. The window holds everything.
+            kind=LayerKind.SLIDING if number < NUM_LAYERS - 1 else LayerKind.FULL,
+            num_kv_heads=4,
+            head_dim=64,
+        )
+        for number in range(NUM_LAYERS)
+    ),
+    window=512,
+    rope={LayerKind.SLIDING: ROPE, LayerKind.FULL: ROPE},
+    num_experts=8,
+    experts_per_token=2,
+    expert_size=128,
+    norm_eps=1e-6,
+    logit_cap=30.0,
+    canvas_len=CANVAS,
+    max_positions=1024,
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/forms/start"))
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    make_model(args.out, seed=args.seed)
+    print(f"{args.out}: {count_parameters(CONFIG).total_parameters:,} random parameters")
+
+
+def make_model(out: Path, *, seed: int = 0) -> None:
+    with TemporaryDirectory() as made:
+        directory = Path(made)
+        write_companions(directory)
+        write_random(out, CONFIG, dtype="F32", seed=seed, companions=sorted(directory.iterdir()))
+
+
+def write_companions(directory: Path) -> None:
+    """Tokenizer, chat template and generation defaults."""
+    messages = [make_message("train", number, seed=7) for number in range(NUM_MESSAGES)]
+    texts = [text for message in messages for text in (message.prompt, message.answer)]
+    pieces, merges = learn(texts, NUM_PIECES, WITHIN)
+    assert write_tokenizer(directory, pieces, merges) == CONFIG.vocab_size
+    generation = directory / "generation_config.json"
+    settings = {**json.loads(generation.read_text()), "max_new_tokens": CANVAS}
+    generation.write_text(json.dumps(settings, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Records out of short messages: six record types, and the prompt of the bundled forms model. No torch."""

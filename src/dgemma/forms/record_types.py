@@ -1,0 +1,131 @@
+"""The record types of the bundled forms model: JSON schemas, and the prompt for a message.
+
+A prompt has the type, the reference date with the seven days after it, and the message:
+
+    type: appointment
+    today: Wed 2026-11-18
+    1 Thu 2026-11-19
+    ...
+    7 Wed 2026-11-25
+
+    Lunch with Ann Hill tomorrow at noon.
+
+The days are there because a small model looks up better than it computes. A record is JSON without spaces,
+with all fields of its type in the schema's order, and null for what the message does not say.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dgemma.errors import InputError, suggestion
+
+DAYS_AHEAD = 7
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+CURRENCIES = ("EUR", "USD", "GBP", "CHF")
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
+Schema = dict[str, Any]
+
+
+def _object(**fields: Schema) -> Schema:
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": list(fields),
+        "additionalProperties": False,
+    }
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+_TEXT: Schema = {"type": "string", "maxLength": 60}
+_DATE: Schema = {"type": "string", "pattern": r"^20\d\d-[01]\d-[0-3]\d$"}
+_TIME: Schema = {"type": "string", "pattern": r"^[0-2]\d:[0-5]\d$"}
+_COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": 9999}
+_NUMBER: Schema = {"type": "number", "minimum": -99_999, "maximum": 99_999}
+_WORDS: Schema = {"type": "array", "items": _TEXT, "maxItems": 4}
+
+RECORD_TYPES: dict[str, Schema] = {
+    "appointment": _object(
+        title=_TEXT,
+        date=_or_null(_DATE),
+        time=_or_null(_TIME),
+        minutes=_or_null(_COUNT),
+        place=_or_null(_TEXT),
+        people=_WORDS,
+    ),
+    "order": _object(
+        customer=_or_null(_TEXT),
+        items={
+            "type": "array",
+            "items": _object(name=_TEXT, count=_COUNT, price=_or_null(_NUMBER)),
+            "minItems": 1,
+            "maxItems": 3,
+        },
+        currency=_or_null({"enum": list(CURRENCIES)}),
+        due=_or_null(_DATE),
+    ),
+    "contact": _object(
+        name=_TEXT,
+        company=_or_null(_TEXT),
+        email=_or_null(_TEXT),
+        phone=_or_null(_TEXT),
+        city=_or_null(_TEXT),
+    ),
+    "measurement": _object(
+        sensor=_or_null(_TEXT),
+        quantity=_TEXT,
+        value=_NUMBER,
+        unit=_TEXT,
+        date=_or_null(_DATE),
+        time=_or_null(_TIME),
+    ),
+    "log": _object(
+        level={"enum": list(LEVELS)},
+        date=_or_null(_DATE),
+        time=_or_null(_TIME),
+        service=_TEXT,
+        code=_or_null(_COUNT),
+        message=_TEXT,
+    ),
+    "address": _object(
+        name=_or_null(_TEXT),
+        street=_TEXT,
+        number=_TEXT,
+        postcode=_or_null(_TEXT),
+        city=_TEXT,
+        country=_or_null(_TEXT),
+    ),
+}
+
+
+def record_schema(type_: str) -> Schema:
+    """The JSON schema of a record type."""
+    if type_ not in RECORD_TYPES:
+        raise InputError.about(
+            "type", f"is {type_!r}{suggestion(type_, list(RECORD_TYPES))} Types: {', '.join(RECORD_TYPES)}."
+        )
+    return RECORD_TYPES[type_]
+
+
+def make_prompt(type_: str, message: str, today: datetime.date) -> str:
+    """What the model reads; the caller puts it into a user turn."""
+    days = [today + datetime.timedelta(days=number) for number in range(DAYS_AHEAD + 1)]
+    lines = [f"type: {type_}", f"today: {_day(days[0])}"]
+    lines += [f"{number} {_day(day)}" for number, day in enumerate(days) if number]
+    return "\n".join([*lines, "", message.strip()])
+
+
+def to_text(record: Mapping[str, Any]) -> str:
+    """A record as the model writes it."""
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
+def _day(day: datetime.date) -> str:
+    return f"{WEEKDAYS[day.weekday()]} {day.isoformat()}"
