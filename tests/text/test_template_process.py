@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from dgemma.errors import CheckpointError, DgemmaError, InputError
-from dgemma.text import template_process
+from dgemma.text import template_process, template_worker
 from dgemma.text.chat_template import ChatTemplate
 from dgemma.text.template_process import TemplateProcess
 from dgemma.text.template_protocol import ReplyKind
@@ -234,3 +235,22 @@ def test_no_timer_is_left(process: TemplateProcess) -> None:
     for _ in range(20):
         rendered(process, greeting="hello")
     assert timers() <= before + 1  # the last one may be about to end
+
+
+@pytest.mark.parametrize("wrong", [MemoryError, SystemError])
+def test_an_error_on_the_way_from_a_want_of_memory_is_that_limit(
+    wrong: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """jinja2 looks for the template's line while it handles an error, and that may fail in its own way."""
+
+    def fails(*_: object) -> str:
+        try:
+            raise wrong
+        except wrong:
+            raise ValueError("while it was handled") from None
+
+    monkeypatch.setattr(template_worker, "_text", fails)
+    reply = template_worker._reply(pickle.dumps(("", (), None)))
+    assert reply.startswith(ReplyKind.LIMIT.value)
+    monkeypatch.setattr(template_worker, "_text", lambda *_: 1 / 0)
+    assert template_worker._reply(pickle.dumps(("", (), None))).startswith(ReplyKind.FAILED.value)

@@ -52,9 +52,20 @@ def _reply(request: bytes) -> bytes:
         except MemoryError:
             raise
         except Exception as error:  # a template can make Python raise anything
+            if _is_from_memory(error):
+                raise MemoryError from error
             return _error_reply(ReplyKind.FAILED, f"{type(error).__name__}: {error}")
     except MemoryError:  # also while an error is described
         return _error_reply(ReplyKind.LIMIT, f"more than {MAX_MEMORY_BYTES >> 20} MiB of memory")
+
+
+def _is_from_memory(error: BaseException | None) -> bool:
+    """Whether the error came up while one for want of memory was handled, or Python could not say which."""
+    while error is not None:
+        if isinstance(error, (MemoryError, SystemError)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _error_reply(kind: ReplyKind, text: str) -> bytes:
