@@ -4,9 +4,9 @@ A prompt has the type, the reference date with the seven days after it, and the 
 
     type: appointment
     today: Wed 2026-11-18
-    1 Thu 2026-11-19
+    1 Thu 11-19
     ...
-    7 Wed 2026-11-25
+    7 Wed 11-25
 
     Lunch with Ann Hill tomorrow at noon.
 
@@ -117,15 +117,11 @@ def record_schema(type_: str) -> Schema:
 def make_prompt(type_: str, message: str, today: datetime.date) -> str:
     """What the model reads; the caller puts it into a user turn."""
     days = [today + datetime.timedelta(days=number) for number in range(DAYS_AHEAD + 1)]
-    lines = [f"type: {type_}", f"today: {_day(days[0])}"]
-    lines += [f"{number} {_day(day)}" for number, day in enumerate(days) if number]
+    lines = [f"type: {type_}", f"today: {WEEKDAYS[today.weekday()]} {today.isoformat()}"]
+    lines += [f"{number} {WEEKDAYS[day.weekday()]} {day:%m-%d}" for number, day in enumerate(days) if number]
     return "\n".join([*lines, "", message.strip()])
 
 
 def to_text(record: Mapping[str, Any]) -> str:
     """A record as the model writes it."""
     return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-
-
-def _day(day: datetime.date) -> str:
-    return f"{WEEKDAYS[day.weekday()]} {day.isoformat()}"
