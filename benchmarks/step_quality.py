@@ -24,22 +24,13 @@ from dgemma.params import PRESETS
 
 SETTINGS: dict[str, dict[str, Any]] = {
     **{f"preset {name}": options for name, options in PRESETS.items()},
-    "bound 0.2": {"entropy_bound": 0.2},
     "bound 0.3": {"entropy_bound": 0.3},
-    "bound 0.5": {"entropy_bound": 0.5},
-    "bound 1": {"entropy_bound": 1.0},
-    "sure at 0.02": {"confidence_threshold": 0.02},
-    "sure at 0.05": {"confidence_threshold": 0.05},
-    "unstable": {"stability_threshold": 0},
     "bound 0.3, sure at 0.02": {"entropy_bound": 0.3, "confidence_threshold": 0.02},
     "bound 0.5, sure at 0.05": {"entropy_bound": 0.5, "confidence_threshold": 0.05},
-    "cooler": {"t_max": 0.6, "t_min": 0.3},
-    "cooler, bound 0.3, sure at 0.02": {
-        "t_max": 0.6, "t_min": 0.3, "entropy_bound": 0.3, "confidence_threshold": 0.02,
-    },
+    "bound 1, sure at 0.05": {"entropy_bound": 1.0, "confidence_threshold": 0.05},
     "at most 24": {"max_denoising_steps": 24},
     "at most 12": {"max_denoising_steps": 12},
-}  # fmt: skip
+}
 
 
 def main() -> None:
