@@ -19,7 +19,7 @@ from dgemma.model import attention, moe
 from dgemma.model.layers import RmsNorm, gated_gelu, rms_norm
 from dgemma.sampling import rng, vocab_scan
 from dgemma.sampling.rng import NoiseKey, NoiseStream, noise_key
-from dgemma.sampling.vocab_scan import CHUNK, Lead, Terms, scan_block, scan_block_native
+from dgemma.sampling.vocab_scan import CHUNK, Lead, ScanOptions, Terms, scan_block, scan_block_native
 
 CPU = torch.device("cpu")
 needs_kernel = pytest.mark.skipif(elementwise() is None, reason="no AVX2 or no compiler")
@@ -221,8 +221,7 @@ def test_a_block_is_scanned_as_by_torch(
     chunks = -(-tokens // width)
     products = (spread * random(rows, canvas, tokens, seed=seed)).to(dtype)
     bias = torch.where(random(rows, tokens, seed=seed + 1) < 0, float("-inf"), 0.0) if forbids else None
-    floor = random(rows, canvas, seed=seed + 2) if forbids else None
-    terms = Terms(torch.tensor([0.7, 1.5]), cap, bias, floor)
+    terms = Terms(torch.tensor([0.7, 1.5]), cap, bias, None)
     races = random(rows, canvas, chunks, seed=seed + 3)
     old, new = leads(rows, canvas, width, dtype), leads(rows, canvas, width, dtype)
     expected, best, winner = scan_block(products, terms, torch.tensor(6), races, *old)
@@ -294,29 +293,43 @@ def test_a_scan_has_the_same_bits_with_any_number_of_threads_and_neighbours() ->
     assert all(torch.equal(a[:, 9:10], b) for a, b in zip(whole, alone, strict=True))
 
 
+class Head:
+    logit_cap, embedding_scale = 30.0, 1.0
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.rows = random(vocab_size, 32, seed=4)
+
+    def products(self, hidden: Tensor, tokens: slice) -> Tensor:
+        return hidden @ self.rows[tokens].T
+
+    def mix(self, shares: Tensor, tokens: slice) -> Tensor:
+        return shares @ self.rows[tokens]
+
+
 @needs_kernel
 @pytest.mark.parametrize("vocab", [700, 6144, 5000])
 def test_a_whole_scan_samples_what_torch_samples(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Head:
-        vocab_size, logit_cap, embedding_scale = vocab, 30.0, 1.0
-        rows = random(vocab, 32, seed=4)
-
-        def products(self, hidden: Tensor, tokens: slice) -> Tensor:
-            return hidden @ self.rows[tokens].T
-
-        def mix(self, shares: Tensor, tokens: slice) -> Tensor:
-            return shares @ self.rows[tokens]
-
     hidden = random(2, 40, 32, seed=5)
     key: NoiseKey = noise_key([1, 2], [0, 0], [0, 3], CPU)
     temperature = torch.tensor([0.8, 0.0])
-    fast = vocab_scan.scan_vocab(hidden, Head(), temperature, key)
+    fast = vocab_scan.scan_vocab(hidden, Head(vocab), temperature, key)
     monkeypatch.setattr(vocab_scan, "kernels_for", lambda x: None)
-    plain = vocab_scan.scan_vocab(hidden, Head(), temperature, key)
+    plain = vocab_scan.scan_vocab(hidden, Head(vocab), temperature, key)
     for name in ("argmax", "sampled"):
         assert torch.equal(getattr(fast, name), getattr(plain, name)), name
     for name in ("entropy", "soft"):
         assert torch.allclose(getattr(fast, name), getattr(plain, name), rtol=1e-4, atol=1e-5), name
+
+
+@needs_kernel
+def test_a_floor_is_compared_with_torchs_own_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The floor of top-k is the logit of the k-th token: another tanh would drop that token now and then."""
+    monkeypatch.setattr(vocab_scan, "scan_block_native", None)
+    head, hidden = Head(700), random(1, 4, 32)
+    floor = torch.zeros(1, 4)
+    scan = vocab_scan.scan_vocab(hidden, head, torch.ones(1), None, ScanOptions(floor=floor))
+    assert scan.entropy.isfinite().all()
 
 
 # Where it is missing

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from dgemma.model.config import LayerKind, ModelConfig
+from dgemma.model.execution import Execution
 from dgemma.model.kv_cache import KVCache
 from dgemma.model.layers import gated_gelu, rms_norm
 from dgemma.model.linear import HAS_BF16_INSTRUCTIONS, ExpertLinear, Linear, PlainLinear
@@ -103,7 +104,8 @@ def measure_rates(transformer: Transformer, max_rows: int = ROWS[-1]) -> Machine
         torch.zeros((1, 1), dtype=torch.int64),
         KVCache(config, 1, dtype=dtype, device=x.device).context(),
     )
-    token_s = typical_s(lambda: transformer.encode(token, context))
+    plain = transformer.with_execution(Execution())  # exact execution has no forward of a single token
+    token_s = typical_s(lambda: plain.encode(token, context))
     return replace(
         found,
         scan_s=max(0.0, whole_s - products_s) / (canvas * config.vocab_size),

@@ -298,7 +298,6 @@ struct Scan {
     const float *temperature;  // [rows], not zero
     const float *bias;         // [rows, bias_stride] or null
     int64_t bias_stride;
-    const float *floor;  // [rows, canvas] or null
     const float *races;  // [rows, canvas, race_stride] or null
     int64_t race_stride;
     float *best_score, *race_score;  // [rows, canvas]
@@ -338,7 +337,6 @@ void scan_position(const Scan &scan, int64_t at) {
             Floats logit = left >= LANES ? load(products + i) : load(products + i, left, 0);
             logit = scan.cap != 0 ? tanh(logit / scan.cap) * gain : logit / scan.temperature[row];
             if (bias) logit += left >= LANES ? load(bias + i) : load(bias + i, left, 0);
-            if (scan.floor) logit = logit < scan.floor[at] ? all(-INFINITY) : logit;
             for (int64_t lane = left; lane < LANES; lane++) logit[lane] = -INFINITY;
             store(logits + i, logit);
             tops_of_lanes = logit > tops_of_lanes ? logit : tops_of_lanes;

@@ -204,11 +204,11 @@ def scan_block_native(
     race_winner: Lead,
 ) -> Block:
     """The same in one pass on a CPU; updates the leaders in place."""
+    assert terms.floor is None
     temperature = _clamped(terms.temperature).float().contiguous()
-    floor = None if terms.floor is None else terms.floor.float().contiguous()
     return Block(
         *kernels.scan_block(
-            products, temperature, terms.cap, terms.bias, floor, first_chunk, races, best, race_winner
+            products, temperature, terms.cap, terms.bias, first_chunk, races, best, race_winner
         )
     )
 
@@ -306,7 +306,8 @@ def scan_part(
     """Scan the range `tokens`, which begins at a block boundary."""
     assert tile % BLOCK == 0, tile
     assert tokens.start % BLOCK == 0, tokens
-    kernels = kernels_for(hidden)
+    # A floor is a logit that torch computed: only torch's own logits can be compared with it to the bit.
+    kernels = kernels_for(hidden) if options.floor is None else None
     compiled = options.compiled and kernels is None  # the kernel is five times as fast as the compiled form
     scan_fn = compiled_scan_block() if compiled else scan_block
     every = Terms(temperature, head.logit_cap, options.bias, options.floor)
