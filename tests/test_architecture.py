@@ -49,8 +49,8 @@ PACKAGES: dict[str, set[str]] = {
         "__init__",
     },
     "cli": {
-        "errors", "params", "events", "durable_files", "machine", "model", "structured_output", "checkpoint",
-        "engine", "tasks",
+        "errors", "params", "events", "durable_files", "machine", "kernels", "model", "structured_output",
+        "checkpoint", "engine", "tasks",
         "selfcheck", "training", "evaluation", "bench", "sudoku", "server", "__init__",
     },
     "__init__": {"errors", "params", "events", "model", "sampling", "tasks", "language_model"},

@@ -16,11 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from dgemma.kernels.kernel_cache import find_compiler
     from dgemma.model.kernels.quantized_matmul import unavailable_reason
 
     machine, torch, versions = inspect_machine(), torch_facts(), package_versions()
     no_kernel = unavailable_reason()
-    advice = what_it_means(machine, torch, no_kernel)
+    advice = what_it_means(machine, torch, no_kernel, has_compiler=find_compiler() is not None)
     if args.json:
         print(
             json.dumps(
@@ -54,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def what_it_means(machine: MachineFacts, torch: TorchFacts, no_kernel: str | None) -> list[str]:
+def what_it_means(
+    machine: MachineFacts, torch: TorchFacts, no_kernel: str | None, *, has_compiler: bool
+) -> list[str]:
     """Plain advice, each line from one fact. no_kernel: why quantized products cannot run here."""
     advice = []
     if torch.cuda_devices:
@@ -91,7 +94,7 @@ def what_it_means(machine: MachineFacts, torch: TorchFacts, no_kernel: str | Non
             f"Quantized weights are decoded for each product on this CPU ({no_kernel}): they save memory, "
             "not time."
         )
-    if no_kernel is not None and "compiler" in no_kernel:
+    if "avx2" in machine.cpu_features and not has_compiler:
         advice.append(
             "Install a C++ compiler (g++): with it, steps on the CPU take about two thirds of the time."
         )

@@ -62,6 +62,7 @@ class Elementwise:
         x = x.contiguous()
         result = torch.empty_like(x)
         size = x.shape[-1]
+        assert weight is None or (weight.shape == (size,) and weight.is_contiguous()), weight
         self.library.rms_norm(
             x.data_ptr(), _at(weight), x.dtype is torch.bfloat16, eps, x.numel() // size, size,
             result.data_ptr(),
@@ -71,6 +72,7 @@ class Elementwise:
     def gated_gelu(self, gate: Tensor, up: Tensor) -> Tensor:
         """`gelu(gate) * up`, both [rows, size] of one stride; the last dimension is contiguous."""
         rows, size = gate.shape
+        assert gate.dtype is up.dtype, up.dtype
         result = torch.empty((rows, size), dtype=gate.dtype)
         self.library.gated_gelu(
             gate.data_ptr(), up.data_ptr(), gate.dtype is torch.bfloat16, rows, size, gate.stride(0),
@@ -89,6 +91,7 @@ class Elementwise:
 
     def combine(self, outputs: Tensor, weights: Tensor, slots: Tensor) -> Tensor:
         """Each token's outputs [slots, size], weighted in fp32 [n, k] and added in order -> [n, size]."""
+        assert weights.shape == slots.shape, (weights.shape, slots.shape)
         result = torch.empty((len(slots), outputs.shape[-1]), dtype=outputs.dtype)
         inputs = [tensor.contiguous() for tensor in (outputs, weights, slots)]
         self.library.combine(
@@ -132,6 +135,11 @@ class Elementwise:
         chunks = -(-tokens // width)
         assert tokens <= BLOCK, tokens
         assert chunks <= 2, chunks
+        assert bias is None or bias.dtype is torch.float32, bias
+        for tensor in (products, races):  # positions follow each other
+            assert tensor is None or rows == 1 or tensor.stride(0) == canvas * tensor.stride(1), tensor
+        for tensor in (products, races, bias):
+            assert tensor is None or tensor.shape[-1] == 1 or tensor.stride(-1) == 1, tensor
         top = torch.empty((rows, canvas))
         mass, moment = torch.empty((2, rows, canvas, chunks))
         shares = torch.empty((rows, canvas, tokens), dtype=products.dtype)
