@@ -1,4 +1,4 @@
-"""From random weights to records: `dgemma train recipes/forms/learn.py`.
+"""From random weights to records: `PYTHONPATH=. dgemma train recipes/forms/learn.py`, in the project's root.
 
 The rate stays where it is, so `steps=N` prolongs a run; `settle.py` lets it fall.
 """

@@ -1,4 +1,4 @@
-"""The last part, at a falling rate, after `learn.py`: `dgemma train recipes/forms/settle.py`."""
+"""The last part, at a falling rate, after `learn.py`: `PYTHONPATH=. dgemma train recipes/forms/settle.py`."""
 
 from dataclasses import replace
 
