@@ -21,7 +21,7 @@ PACKAGES: dict[str, set[str]] = {
     "worker_process": {"errors"},
     "machine": set(),
     "sudoku": {"errors"},
-    "forms": {"errors"},
+    "forms": {"errors", "events"},
     "kernels": {"errors"},
     "model": {"errors", "kernels"},
     "sampling": {"errors", "params", "kernels"},
@@ -34,10 +34,10 @@ PACKAGES: dict[str, set[str]] = {
     "tasks": {"errors", "params", "events", "text", "structured_output", "engine"},
     "language_model": {
         "errors", "params", "events", "model", "sampling", "text", "structured_output", "checkpoint",
-        "engine", "tasks",
+        "engine", "tasks", "forms",
     },
     "training": {
-        "errors", "events", "durable_files", "machine", "model", "sampling", "text", "checkpoint",
+        "errors", "params", "events", "durable_files", "machine", "model", "sampling", "text", "checkpoint",
         "language_model",
     },
     "evaluation": {"errors", "params", "events", "durable_files", "text", "language_model", "sudoku"},
@@ -51,9 +51,9 @@ PACKAGES: dict[str, set[str]] = {
     "cli": {
         "errors", "params", "events", "durable_files", "machine", "kernels", "model", "structured_output",
         "checkpoint", "engine", "tasks",
-        "selfcheck", "training", "evaluation", "bench", "sudoku", "server", "__init__",
+        "selfcheck", "training", "evaluation", "bench", "sudoku", "forms", "server", "__init__",
     },
-    "__init__": {"errors", "params", "events", "model", "sampling", "tasks", "language_model"},
+    "__init__": {"errors", "params", "events", "model", "sampling", "tasks", "forms", "language_model"},
 }  # fmt: skip
 TORCH_FREE_PACKAGES = ("text", "sudoku", "forms", "server", "tasks", "structured_output")
 TORCH_FREE = [

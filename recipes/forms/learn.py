@@ -13,25 +13,28 @@ from dgemma.training.recipe import (
 )
 from recipes.forms.records import Forms
 
-LENGTH = 352
+LENGTH = 256
+PACKED = 512
 
 recipe = Recipe(
     model="runs/forms/start",
     out="runs/forms/learn",
-    data=DataRecipe(records=Forms("train", count=1 << 40), max_length=LENGTH, shuffle=False),
+    data=DataRecipe(
+        records=Forms("train", count=1 << 40), max_length=LENGTH, packed_length=PACKED, shuffle=False
+    ),
     held_out=HeldOutRecipe(
         data=DataRecipe(records=Forms("templates", count=256), max_length=LENGTH, shuffle=False),
-        every=250,
+        every=100,
         examples=128,
     ),
     train="all",
     freeze=(),
-    noise=NoiseRecipe(encoder_weight=0.3, power=0.5, guesses=2),
+    noise=NoiseRecipe(encoder_weight=0.3, power=0.5, guesses=2, canvases=2),
     optimizer=OptimizerRecipe(
         kind="muon", learning_rate=3e-3, betas=(0.9, 0.98), weight_decay=1e-2, warmup=0.02, decay="constant"
     ),
-    steps=1200,
-    batch=32,
-    compile=True,
-    saving=SavingRecipe(every=100),
+    steps=600,
+    batch=64,
+    micro_batch=32,
+    saving=SavingRecipe(every=50),
 )

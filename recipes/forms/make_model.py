@@ -18,6 +18,8 @@ from tokenizers import Regex
 
 from dgemma.checkpoint.parameter_count import count_parameters
 from dgemma.checkpoint.random_weights import write_random
+from dgemma.forms.extraction import FILE_NAME
+from dgemma.forms.record_types import RECORD_TYPES
 from dgemma.model.config import LayerKind, LayerShape, ModelConfig, RopeShape
 from recipes.forms.messages import make_message
 from recipes.text.make_tokenizer import learn, write_tokenizer
@@ -26,19 +28,19 @@ WITHIN = Regex(r'[a-z]+|[{}\[\]":,]+')
 NUM_PIECES = 661  # 1,024 with bytes and control tokens
 NUM_MESSAGES = 20_000
 NUM_LAYERS = 6
-CANVAS = 112
+CANVAS = 72
 ROPE = RopeShape(theta=500.0, rotated_share=1.0)
 CONFIG = ModelConfig(
     vocab_size=1024,
-    hidden_size=256,
-    mlp_size=512,
-    num_heads=4,
+    hidden_size=192,
+    mlp_size=384,
+    num_heads=6,
     layers=tuple(
         LayerShape(
             # The last layer of this family always is of the full kind. The window holds everything.
             kind=LayerKind.SLIDING if number < NUM_LAYERS - 1 else LayerKind.FULL,
-            num_kv_heads=4,
-            head_dim=64,
+            num_kv_heads=6,
+            head_dim=32,
         )
         for number in range(NUM_LAYERS)
     ),
@@ -71,14 +73,15 @@ def make_model(out: Path, *, seed: int = 0) -> None:
 
 
 def write_companions(directory: Path) -> None:
-    """Tokenizer, chat template and generation defaults."""
+    """Tokenizer, chat template, generation defaults and record types."""
     messages = [make_message("train", number, seed=7) for number in range(NUM_MESSAGES)]
     texts = [text for message in messages for text in (message.prompt, message.answer)]
     pieces, merges = learn(texts, NUM_PIECES, WITHIN)
     assert write_tokenizer(directory, pieces, merges) == CONFIG.vocab_size
     generation = directory / "generation_config.json"
-    settings = {**json.loads(generation.read_text()), "max_new_tokens": CANVAS}
+    settings = {**json.loads(generation.read_text()), "max_new_tokens": 2 * CANVAS}
     generation.write_text(json.dumps(settings, indent=2) + "\n")
+    (directory / FILE_NAME).write_text(json.dumps(RECORD_TYPES, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,16 @@ from typing import Any, Literal
 
 from dgemma.forms.record_types import LEVELS, RECORD_TYPES, make_prompt, to_text
 from recipes.forms import words
-from recipes.forms.templates import AFTER, BEFORE, HELD_OUT, TRAINED
+from recipes.forms.templates import (
+    AFTER,
+    BEFORE,
+    HELD_OUT,
+    LABELS,
+    MARKS,
+    NEVER_LEFT_OUT,
+    SEPARATORS,
+    TRAINED,
+)
 from recipes.forms.words import is_held_out
 
 Split = Literal["train", "values", "templates", "combinations"]
@@ -55,24 +64,32 @@ _MONEY = {
     "CHF": ("CHF {}", "{} CHF", "{} francs"),
 }
 _SLOT = re.compile(r"\{(\w+)\}")
+_CHOICE = re.compile(r"\(([^()|{}]*\|[^()]*)\)")
+_HAS_OTHER = re.compile(r"\[[^()|]*(\([^()]*\)[^()|]*)*\|\w+:?\]$")
 
 
 @dataclass(frozen=True)
 class Message:
     type: str
-    template: int  # of its type; the held-out ones are counted after the others
+    template: int  # of its type; the held-out ones are counted after the others; -1: a list of fields
     text: str
     record: dict[str, Any]
     today: datetime.date
     words: tuple[str, ...]  # those of the lists that it was made of
+    is_typed: bool = True  # the prompt names the type; else the answer does
 
     @property
     def prompt(self) -> str:
-        return make_prompt(self.type, self.text, self.today)
+        return make_prompt(self.type if self.is_typed else None, self.text, self.today)
+
+    @property
+    def expected(self) -> dict[str, Any]:
+        """What the model should answer."""
+        return self.record if self.is_typed else {"type": self.type, **self.record}
 
     @property
     def answer(self) -> str:
-        return to_text(self.record)
+        return to_text(self.expected)
 
 
 def make_message(split: Split, number: int, *, seed: int = 0, type_: str | None = None) -> Message:
@@ -102,6 +119,7 @@ class _Writer:
         said |= {
             slot: value for slot, (surface, value) in slots.items() if not surface
         }  # goes without saying
+        said |= said.pop("street_number", {})
         record = {name: said.get(name) for name in RECORD_TYPES[type_]["properties"]}
         if type_ == "appointment":
             record["people"] = record["people"] or []
@@ -111,7 +129,15 @@ class _Writer:
                 return None
         elif is_held_out_pair(said_words) != (self._split == "combinations"):
             return None
-        return Message(type_, number, self._between_other_text(text), record, self._today, tuple(said_words))
+        return Message(
+            type_,
+            number,
+            self._between_other_text(text),
+            record,
+            self._today,
+            tuple(said_words),
+            is_typed=self._draw.random() < 0.8,
+        )
 
     # Words
 
@@ -141,17 +167,38 @@ class _Writer:
         if self._split == "templates":
             number = self._draw.randrange(len(HELD_OUT[type_]))
             return len(known) + number, HELD_OUT[type_][number]
+        if self._draw.random() < 0.2:
+            return -1, self._list_of_fields(type_)
         number = self._draw.randrange(len(known))
         return number, known[number]
 
+    def _list_of_fields(self, type_: str) -> str:
+        """A template with the fields of a type in any order."""
+        labels = LABELS[type_]
+        slots = [slot for slot in labels if slot in NEVER_LEFT_OUT or self._draw.random() < 0.65]
+        self._draw.shuffle(slots)
+        mark, is_capital = self._draw.choice(MARKS), self._draw.random() < 0.5
+        has_labels = self._draw.random() < 0.7
+        parts = []
+        for slot in slots:
+            label = self._draw.choice(labels[slot])
+            label = label.capitalize() if is_capital else label
+            # A slot with a capital letter would be changed: `{Title}` is a title at the start of a sentence.
+            parts.append(f"{label}{mark}{{{slot}}}" if has_labels else f"{{{slot}}}")
+        return self._draw.choice(SEPARATORS).join(parts)
+
     def _without_some(self, template: str) -> str:
-        """The template with each part in brackets kept or left out."""
+        """The template with each part in brackets kept or left out, and one of each choice."""
         kept = []
         for part in re.split(r"((?<!\\)\[.*?(?<!\\)\])", template, flags=re.DOTALL):
             is_optional = part.startswith("[")
-            if not is_optional or self._draw.random() < 0.65:
-                kept.append(part[1:-1] if is_optional else part)
-        return "".join(kept).replace("\\[", "[").replace("\\]", "]")
+            if not is_optional:
+                kept.append(part)
+                continue
+            first, _, other = part[1:-1].rpartition("|") if _HAS_OTHER.match(part) else (part[1:-1], "", "")
+            kept.append(first if self._draw.random() < 0.65 else other)
+        chosen = _CHOICE.sub(lambda match: self._draw.choice(match[1].split("|")), "".join(kept))
+        return chosen.replace("\\[", "[").replace("\\]", "]")
 
     def _fill(self, template: str, slots: dict[str, tuple[str, Any]], used: set[str]) -> str:
         """Slots filled in; typing errors only in the words between them."""
@@ -217,7 +264,9 @@ class _Writer:
             "time": (f"at {time[0]}", time[1]),
             "minutes": (f"for {minutes[0]}", minutes[1]),
             "bare_minutes": minutes,
+            "bare_time": time,
             "place": place,
+            "bare_place": (place[0].removeprefix("at ").removeprefix("in "), place[1]),
             "people": (_listed(people), people),
         }
 
@@ -366,6 +415,10 @@ class _Writer:
             "name": (name, name),
             "street": (street, street),
             "number": (number, number),
+            "street_number": (
+                self._draw.choice((f"{street} {number}", f"{number} {street}")),
+                {"street": street, "number": number},
+            ),
             "postcode": (postcode, postcode),
             "city": (city, city),
             "country": (country, country),
@@ -434,7 +487,7 @@ class _Writer:
 # Slots that are another way to write a field.
 _FIELD_OF = {
     "bare_date": "date", "bare_time": "time", "time_first": "time", "bare_minutes": "minutes",
-    "reading": "value", "iso_date": "date", "clock": "time", "fault": "message",
+    "reading": "value", "iso_date": "date", "clock": "time", "fault": "message", "bare_place": "place",
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from dgemma.model.config import LayerKind, ModelConfig
 from dgemma.params import GenerationParams
 
 if TYPE_CHECKING:
+    from dgemma.forms.extraction import Extraction
     from dgemma.language_model import LanguageModel, load
     from dgemma.model.kv_cache import KVCache
     from dgemma.model.lora import LoraSettings
@@ -44,6 +45,7 @@ __all__ = [
     "DgemmaError",
     "Draft",
     "Edited",
+    "Extraction",
     "Filled",
     "Finish",
     "FinishReason",
@@ -66,6 +68,7 @@ _LAZY = {
     "Choice": "dgemma.tasks.decide",
     "Decision": "dgemma.tasks.decide",
     "Edited": "dgemma.tasks.edit",
+    "Extraction": "dgemma.forms.extraction",
     "Filled": "dgemma.tasks.infill",
     "KVCache": "dgemma.model.kv_cache",
     "LanguageModel": "dgemma.language_model",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -25,6 +26,13 @@ from dgemma.engine.model_runner import compile_ahead
 from dgemma.engine.request import EngineRequest, PinnedTokens, read_prompts, seeds_for
 from dgemma.errors import CheckpointError, InputError
 from dgemma.events import Answer, Event, Finish
+from dgemma.forms.extraction import (
+    Extraction,
+    extraction_request,
+    read_extraction,
+    read_record_types,
+)
+from dgemma.forms.record_types import RecordTypes
 from dgemma.model.block_diffusion import BlockDiffusionModel
 from dgemma.model.execution import default_execution
 from dgemma.model.lora import LoraSettings, attach, detach, has_adapter, merged
@@ -440,6 +448,36 @@ class LanguageModel(BlockDiffusionModel):
         context = self._task_context(preset, **options)
         rounds = decide(context, input, questions, steps=steps, draws=draws, calibration=calibration)
         return drive(rounds, self._ask).decisions
+
+    def extract(
+        self,
+        message: str,
+        type: str | None = None,  # noqa: A002
+        *,
+        json_schema: Mapping[str, Any] | None = None,
+        today: datetime.date | None = None,
+        preset: str | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Extraction:
+        """A short message as a record, for instance an appointment out of a mail.
+
+        type: one of `record_types`; json_schema: of your own; neither: the model finds the type. today: what
+        "tomorrow" refers to (default: today). The record always is valid for its schema.
+        """
+        request = extraction_request(
+            message,
+            type,
+            None if json_schema is None else dict(json_schema),
+            today=today or datetime.date.today(),
+            trained=self.record_types,
+        )
+        answer = self.chat(request.prompt, preset=preset, json_schema=request.schema, **options)
+        return read_extraction(request, answer)
+
+    @cached_property
+    def record_types(self) -> RecordTypes | None:
+        """The types of records the checkpoint was trained on, with their JSON schemas; None if on none."""
+        return None if self._source is None else read_record_types(self._source.path)
 
     def _task_context(self, preset: str | None = None, **options: Any) -> TaskContext:
         """What fill, edit and decide need of this model."""

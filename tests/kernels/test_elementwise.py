@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +60,59 @@ def test_a_norm_does_not_depend_on_the_other_rows() -> None:
     x = random(300, 1000)
     together = kernels().rms_norm(x, None, 1e-6)
     assert all(torch.equal(kernels().rms_norm(x[i : i + 1], None, 1e-6)[0], together[i]) for i in (0, 7, 299))
+
+
+def gradients(function: Any, *inputs: Tensor) -> list[Tensor]:
+    """Of a weighted sum of the result, in float64 and with the kernels."""
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        leaves = [x.to(dtype, copy=True).requires_grad_() for x in inputs]
+        result = function(*leaves)
+        (result * random(*result.shape, seed=9).to(dtype)).sum().backward()
+        found.append(torch.cat([x.grad.flatten().double() for x in leaves if x.grad is not None]))
+    return found
+
+
+@needs_kernel
+@pytest.mark.parametrize("with_weight", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (2, 7, 16), (64, 4, 33), (257, 192)])
+def test_gradients_of_norms_are_those_of_torch(with_weight: bool, shape: tuple[int, ...]) -> None:
+    inputs = [3 * random(*shape), *([random(shape[-1], seed=1)] if with_weight else [])]
+    exact, found = gradients(lambda x, weight=None: rms_norm(x, weight, 1e-6), *inputs)
+    torch.testing.assert_close(found, exact, atol=1e-5, rtol=1e-5)
+
+
+@needs_kernel
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (2, 7, 16), (300, 128)])
+def test_gradients_of_gates_are_those_of_torch(shape: tuple[int, ...]) -> None:
+    both = 2 * random(*shape[:-1], 2 * shape[-1])
+    for split in (lambda x: x.chunk(2, dim=-1), lambda x: [part.contiguous() for part in x.chunk(2, dim=-1)]):
+        exact, found = gradients(lambda x, split=split: gated_gelu(*split(x)), both)
+        torch.testing.assert_close(found, exact, atol=1e-5, rtol=1e-5)
+
+
+@needs_kernel
+@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (2, 5, 3, 16), (3, 70, 6, 32), (1, 9, 2, 46)])
+def test_gradients_of_rope_are_those_of_torch(shape: tuple[int, ...]) -> None:
+    angles = (3 * random(*shape[:2], 1, shape[-1] // 2, seed=2)).repeat(1, 1, 1, 2)  # of both halves
+    exact, found = gradients(
+        lambda x: attention.rotate(x, angles.cos().to(x), angles.sin().to(x)), random(*shape)
+    )
+    torch.testing.assert_close(found, exact, atol=1e-6, rtol=1e-5)
+
+
+@needs_kernel
+def test_training_runs_through_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the tests of gradients would compare torch with itself."""
+    calls = []
+    for name in ("rms_norm_backward", "gated_gelu_backward", "rotate"):
+        right = getattr(Elementwise, name)
+        spy = lambda self, *args, name=name, right=right: (calls.append(name), right(self, *args))[1]  # noqa: E731
+        monkeypatch.setattr(Elementwise, name, spy)
+    x = random(4, 6, 2, 16).requires_grad_()
+    turned = attention.rotate(rms_norm(x, None, 1e-6), torch.ones(4, 6, 1, 16), torch.zeros(4, 6, 1, 16))
+    gated_gelu(turned, turned).sum().backward()
+    assert calls == ["rotate", "gated_gelu_backward", "rotate", "rms_norm_backward"]
 
 
 @needs_kernel

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from dgemma.errors import InputError
-from dgemma.forms.record_types import RECORD_TYPES, make_prompt, record_schema
+from dgemma.forms.record_types import RECORD_TYPES, any_schema, make_prompt, record_schema
 from recipes.forms.messages import SPLITS, Split, make_message
 from recipes.forms.records import Forms
 from recipes.forms.templates import HELD_OUT, TRAINED
@@ -23,7 +23,8 @@ def test_a_message_is_a_function_of_its_number_and_its_record_is_valid(split: Sp
     for number in range(COUNT):
         message = make_message(split, number)
         jsonschema.validate(message.record, record_schema(message.type))
-        assert json.loads(message.answer) == message.record
+        assert json.loads(message.answer) == message.expected
+        jsonschema.validate(message.expected, any_schema() if not message.is_typed else {})
         assert list(message.record) == list(RECORD_TYPES[message.type]["properties"])
     assert make_message(split, 5) == make_message(split, 5)
     assert make_message(split, 5) != make_message(split, 5, seed=1)
@@ -60,8 +61,8 @@ def test_every_type_has_templates_of_both_kinds_and_none_twice() -> None:
 
 def test_a_prompt_names_the_type_and_the_days() -> None:
     prompt = make_prompt("order", " two lamps ", datetime.date(2026, 12, 29))
-    assert prompt.startswith("type: order\ntoday: Tue 2026-12-29\n1 Wed 12-30\n")
-    assert prompt.endswith("7 Tue 01-05\n\ntwo lamps")
+    assert prompt == "order 2026-12-29 tue\nwed30 thu31 fri01 sat02 sun03 mon04 tue05\n\ntwo lamps"
+    assert make_prompt(None, "two lamps", datetime.date(2026, 12, 29)).startswith("record 2026-12-29")
 
 
 def test_an_unknown_type_is_refused_with_a_suggestion() -> None:

@@ -31,10 +31,19 @@ def stack_of(case: Case) -> Transformer:
 
 
 def batch_of(
-    stack: Transformer, *, rows: int = 3, first: int = 0, encode_answers: bool = True, per_example: int = 1
+    stack: Transformer,
+    *,
+    rows: int = 3,
+    first: int = 0,
+    encode_answers: bool = True,
+    per_example: int = 1,
+    shorter: int = 0,
+    **packing: int,
 ) -> TrainingBatch:
-    ids = [tuple(tokens(CASE, 1, PROMPT + REPLY, seed=row)[0].tolist()) for row in range(rows)]
-    examples = [TrainingExample(row, (Span(PROMPT, PROMPT + REPLY),)) for row in ids]
+    """shorter: every example is so many tokens shorter than the one before."""
+    ends = [PROMPT + REPLY - shorter * row for row in range(rows)]
+    ids = [tuple(tokens(CASE, 1, end, seed=row)[0].tolist()) for row, end in enumerate(ends)]
+    examples = [TrainingExample(row, (Span(PROMPT, len(row)),)) for row in ids]
     settings = CanvasSettings(
         canvas_len=8,
         vocab_size=stack.config.vocab_size,
@@ -42,6 +51,7 @@ def batch_of(
         encode_answers=encode_answers,
         per_example=per_example,
         guesses=2,
+        **packing,
     )
     return make_batch(examples, range(first, first + rows), settings)
 
@@ -274,3 +284,46 @@ def test_the_soft_embedding_of_training_equals_inferences_on_plain_logits() -> N
     for rows in (2, 9):
         found = soft_embedding(lm.transformer.head, hidden, rows)
         torch.testing.assert_close(found, lm.soft_embedding(lm.logits(hidden)))
+
+
+@pytest.mark.parametrize("encode_answers", [True, False])
+def test_packed_examples_have_the_losses_and_gradients_of_single_rows(encode_answers: bool) -> None:
+    """Also where examples have other lengths, rows end in padding, and a row is padding alone."""
+    stack = stack_of(EVERY_EXPERT)
+    stack.requires_grad_(True)
+    batches = [
+        batch_of(stack, rows=7, shorter=2, per_example=2, encode_answers=encode_answers, **packing)
+        for packing in ({}, {"pack_to": 64, "pad_packed_to": 8, "pad_to": 16})
+    ]
+    assert batches[1].packing is not None
+    assert batches[1].tokens.shape == (8, 64)
+    assert int(batches[1].packing.segments.max()) > 0
+    assert batches[1].packing.segments[-1].unique().tolist() == [-1]
+    found = []
+    for batch in batches:
+        losses = token_losses(stack, batch)
+        loss = (losses.diffusion * batch.weights).sum() + losses.encoder.sum()
+        loss.backward()
+        grads = {name: p.grad for name, p in stack.named_parameters() if p.grad is not None}
+        found.append((losses, grads))
+        stack.zero_grad()
+    (alone, alone_grads), (packed, packed_grads) = found
+    torch.testing.assert_close(packed.diffusion, alone.diffusion, atol=1e-4, rtol=0)
+    torch.testing.assert_close(packed.encoder, alone.encoder, atol=1e-5, rtol=0)
+    for name, grad in alone_grads.items():
+        torch.testing.assert_close(packed_grads[name], grad, atol=1e-3, rtol=1e-3)
+
+
+def test_no_token_of_a_packed_row_reaches_another_example() -> None:
+    stack = stack_of(CASE)
+    batch = batch_of(stack, rows=7, shorter=2, pack_to=64)
+    assert batch.packing is not None
+    segments = batch.packing.segments
+    first = segments == 0
+    other = torch.where(first, batch.tokens, (batch.tokens + 1) % 96)
+    with torch.no_grad():
+        whole, changed = (
+            hidden_states(stack, replace(batch, tokens=t), 64)[0] for t in (batch.tokens, other)
+        )
+    assert torch.equal(whole[first], changed[first])
+    assert not torch.equal(whole[segments == 1], changed[segments == 1])

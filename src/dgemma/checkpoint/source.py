@@ -19,7 +19,7 @@ from dgemma.model.config import ModelConfig
 COMPANION_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
-    "processor_config.json", "preprocessor_config.json", "LICENSE", "README.md",
+    "processor_config.json", "preprocessor_config.json", "record_types.json", "LICENSE", "README.md",
 )  # fmt: skip
 FLOAT_DTYPES = ("F32", "BF16", "F16")
 _MAX_JSON_BYTES = 64 << 20

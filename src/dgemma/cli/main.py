@@ -22,6 +22,7 @@ COMMANDS = {
     "fill": "fill the gaps of a text",
     "edit": "change a text in place, under an instruction",
     "decide": "answer questions about a text, with probabilities",
+    "extract": "a record out of a message: who, when, how many",
     "solve": "solve a Sudoku, offline, with the bundled model",
     "serve": "serve a model over HTTP, to OpenAI's clients",
     "run-batch": "answer a file of requests, resumably",

@@ -212,14 +212,15 @@ def response_format_options(args: argparse.Namespace, *, reads_stdin: bool) -> d
     if args.choice is not None:
         options["choice"] = [check_text(text) for text in args.choice]
     if args.json_schema is not None:
-        options["json_schema"] = _schema(args.json_schema, reads_stdin=reads_stdin)
+        options["json_schema"] = read_schema(args.json_schema, reads_stdin=reads_stdin)
     if args.json_object:
         options["json_object"] = True
-    _check(options)
+    check_response_format(options)
     return options
 
 
-def _schema(given: str, *, reads_stdin: bool) -> str:
+def read_schema(given: str, *, reads_stdin: bool) -> str:
+    """A JSON schema: JSON text, a file, or - for stdin."""
     if given.lstrip()[:1] == "{" or given.strip() in ("true", "false"):
         return schema_text(check_text(given), "--json-schema")
     if given == "-":
@@ -238,7 +239,8 @@ def _schema(given: str, *, reads_stdin: bool) -> str:
     return schema_text(check_text(text), f"--json-schema {given[:200]}")
 
 
-def _check(options: dict[str, Any]) -> None:
+def check_response_format(options: dict[str, Any]) -> None:
+    """Refuse a pattern or schema that cannot be compiled."""
     response_format = response_format_of(options)
     try:
         if isinstance(response_format, RegexFormat):

@@ -1,12 +1,9 @@
 """The record types of the bundled forms model: JSON schemas, and the prompt for a message.
 
-A prompt has the type, the reference date with the seven days after it, and the message:
+A prompt has the type, the reference date, the seven days after it, and the message:
 
-    type: appointment
-    today: Wed 2026-11-18
-    1 Thu 11-19
-    ...
-    7 Wed 11-25
+    appointment 2026-11-18 wed
+    thu19 fri20 sat21 sun22 mon23 tue24 wed25
 
     Lunch with Ann Hill tomorrow at noon.
 
@@ -24,11 +21,13 @@ from typing import Any
 from dgemma.errors import InputError, suggestion
 
 DAYS_AHEAD = 7
-WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+ANY = "record"
 CURRENCIES = ("EUR", "USD", "GBP", "CHF")
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 Schema = dict[str, Any]
+RecordTypes = Mapping[str, Schema]
 
 
 def _object(**fields: Schema) -> Schema:
@@ -44,14 +43,14 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-_TEXT: Schema = {"type": "string", "maxLength": 60}
+_TEXT: Schema = {"type": "string"}
 _DATE: Schema = {"type": "string", "pattern": r"^20\d\d-[01]\d-[0-3]\d$"}
 _TIME: Schema = {"type": "string", "pattern": r"^[0-2]\d:[0-5]\d$"}
 _COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": 9999}
 _NUMBER: Schema = {"type": "number", "minimum": -99_999, "maximum": 99_999}
 _WORDS: Schema = {"type": "array", "items": _TEXT, "maxItems": 4}
 
-RECORD_TYPES: dict[str, Schema] = {
+RECORD_TYPES: RecordTypes = {
     "appointment": _object(
         title=_TEXT,
         date=_or_null(_DATE),
@@ -105,21 +104,28 @@ RECORD_TYPES: dict[str, Schema] = {
 }
 
 
-def record_schema(type_: str) -> Schema:
+def record_schema(type_: str, types: RecordTypes = RECORD_TYPES) -> Schema:
     """The JSON schema of a record type."""
-    if type_ not in RECORD_TYPES:
+    if type_ not in types:
         raise InputError.about(
-            "type", f"is {type_!r}{suggestion(type_, list(RECORD_TYPES))} Types: {', '.join(RECORD_TYPES)}."
+            "type", f"is {type_!r}{suggestion(type_, list(types))} Types: {', '.join(types)}."
         )
-    return RECORD_TYPES[type_]
+    return types[type_]
 
 
-def make_prompt(type_: str, message: str, today: datetime.date) -> str:
-    """What the model reads; the caller puts it into a user turn."""
-    days = [today + datetime.timedelta(days=number) for number in range(DAYS_AHEAD + 1)]
-    lines = [f"type: {type_}", f"today: {WEEKDAYS[today.weekday()]} {today.isoformat()}"]
-    lines += [f"{number} {WEEKDAYS[day.weekday()]} {day:%m-%d}" for number, day in enumerate(days) if number]
-    return "\n".join([*lines, "", message.strip()])
+def any_schema(types: RecordTypes = RECORD_TYPES) -> Schema:
+    """A record of any type, which its first field names."""
+    return {
+        "anyOf": [_object(type={"const": type_}, **schema["properties"]) for type_, schema in types.items()]
+    }
+
+
+def make_prompt(type_: str | None, message: str, today: datetime.date) -> str:
+    """What the model reads; the caller puts it into a user turn. Without a type the model names it."""
+    days = [today + datetime.timedelta(days=number) for number in range(1, DAYS_AHEAD + 1)]
+    header = f"{type_ or ANY} {today.isoformat()} {WEEKDAYS[today.weekday()]}"
+    calendar = " ".join(f"{WEEKDAYS[day.weekday()]}{day:%d}" for day in days)
+    return f"{header}\n{calendar}\n\n{message.strip()}"
 
 
 def to_text(record: Mapping[str, Any]) -> str:

@@ -167,6 +167,41 @@ void gate_row(const T *gate, const T *up, int64_t size, T *y) {
     }
 }
 
+// Gradients of a row of the norm: to x, and added to that of the weight.
+void norm_row_backward(const float *x, const float *weight, const float *grad, float eps, int64_t size, float *to_x,
+                       float *to_weight) {
+    const auto read = [&](const float *from, int64_t i) {
+        return size - i >= LANES ? load(from + i) : load(from + i, size - i, 0);
+    };
+    Floats squares = all(0), along = all(0);
+    for (int64_t i = 0; i < size; i += LANES) {
+        const Floats number = read(x, i), slope = weight ? read(grad, i) * read(weight, i) : read(grad, i);
+        squares += number * number;
+        along += number * slope;
+    }
+    const float scale = 1.0f / sqrtf(sum(squares) / float(size) + eps);
+    const float share = sum(along) * scale * scale * scale / float(size);
+    for (int64_t i = 0; i < size; i += LANES) {
+        const int64_t left = size - i < LANES ? size - i : LANES;
+        const Floats number = read(x, i), given = read(grad, i), slope = weight ? given * read(weight, i) : given;
+        store(to_x + i, slope * scale - number * share, left);
+        if (to_weight) store(to_weight + i, read(to_weight, i) + given * number * scale, left);
+    }
+}
+
+// Gradients of gelu(gate) * up for one row.
+void gate_row_backward(const float *gate, const float *up, const float *grad, int64_t size, float *to_gate, float *to_up) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        const int64_t left = size - i < LANES ? size - i : LANES;
+        const auto read = [&](const float *from) { return left == LANES ? load(from + i) : load(from + i, left, 0); };
+        const Floats x = read(gate), given = read(grad);
+        const Floats t = tanh(0.7978845608f * (x + 0.044715f * (x * x * x)));
+        const Floats slope = 0.7978845608f * (1.0f + 0.134145f * (x * x));
+        store(to_up + i, given * (0.5f * x * (1.0f + t)), left);
+        store(to_gate + i, given * read(up) * (0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * slope), left);
+    }
+}
+
 // y = x * cos + turned * sin for one head, of which `half` numbers stand against `half` others.
 template <class T>
 void rotate_head(const T *x, const T *cos, const T *sin, int64_t half, T *y) {
@@ -388,6 +423,24 @@ void gated_gelu(const void *gate, const void *up, int is_bf16, int64_t rows, int
         gate_rows(static_cast<const Bf16 *>(gate), static_cast<const Bf16 *>(up), rows, size, stride, static_cast<Bf16 *>(y));
     else
         gate_rows(static_cast<const float *>(gate), static_cast<const float *>(up), rows, size, stride, static_cast<float *>(y));
+}
+
+// to_weight [blocks, size], zeros: the sum over each block of `block` rows; null without a weight.
+void rms_norm_backward(const float *x, const float *weight, const float *grad, float eps, int64_t rows, int64_t size,
+                       int64_t block, float *to_x, float *to_weight) {
+#pragma omp parallel for schedule(static) if (rows * size >= PARALLEL)
+    for (int64_t first = 0; first < rows; first += block)
+        for (int64_t row = first; row < rows && row < first + block; row++)
+            norm_row_backward(x + row * size, weight, grad + row * size, eps, size, to_x + row * size,
+                              to_weight ? to_weight + first / block * size : nullptr);
+}
+
+void gated_gelu_backward(const float *gate, const float *up, const float *grad, int64_t rows, int64_t size, int64_t stride,
+                         float *to_gate, float *to_up) {
+#pragma omp parallel for schedule(static) if (rows * size >= PARALLEL)
+    for (int64_t row = 0; row < rows; row++)
+        gate_row_backward(gate + row * stride, up + row * stride, grad + row * size, size, to_gate + row * size,
+                          to_up + row * size);
 }
 
 // x [tokens, heads, size]; cos and sin [tokens, size].

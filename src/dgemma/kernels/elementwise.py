@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dgemma.kernels.kernel_cache import NoKernelError, UnsafeCacheError, load_kernel
 
+GRAD_ROWS = 64  # rows whose gradients to a weight are added up by one thread
 BLOCK = 2048  # most tokens of a block, as in the .cpp
 _SOURCE = Path(__file__).with_name("elementwise.cpp")
 # No contraction: random numbers have the same bits on every device.
@@ -69,6 +70,39 @@ class Elementwise:
         )  # fmt: skip
         return result
 
+    def rms_norm_backward(
+        self, x: Tensor, weight: Tensor | None, grad: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradients of `rms_norm` to x and to the weight, in float32."""
+        x, grad = x.contiguous(), grad.contiguous()
+        size = x.shape[-1]
+        rows = x.numel() // size
+        assert x.dtype is grad.dtype is torch.float32, (x.dtype, grad.dtype)
+        assert grad.shape == x.shape, grad.shape
+        assert weight is None or (weight.shape == (size,) and weight.is_contiguous()), weight
+        assert weight is None or weight.dtype is torch.float32, weight
+        to_x = torch.empty_like(x)
+        to_weight = None if weight is None else torch.zeros(-(-rows // GRAD_ROWS), size)
+        self.library.rms_norm_backward(
+            x.data_ptr(), _at(weight), grad.data_ptr(), eps, rows, size, GRAD_ROWS, to_x.data_ptr(),
+            _at(to_weight),
+        )  # fmt: skip
+        return to_x, None if to_weight is None else to_weight.sum(0)
+
+    def gated_gelu_backward(self, gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of `gated_gelu`, in float32."""
+        rows, size = gate.shape
+        assert gate.stride() == up.stride(), (gate.stride(), up.stride())
+        assert gate.dtype is up.dtype is grad.dtype is torch.float32, (gate.dtype, up.dtype, grad.dtype)
+        assert grad.shape == up.shape == gate.shape, (gate.shape, up.shape, grad.shape)
+        grad = grad.contiguous()
+        to_gate, to_up = torch.empty_like(grad), torch.empty_like(grad)
+        self.library.gated_gelu_backward(
+            gate.data_ptr(), up.data_ptr(), grad.data_ptr(), rows, size, gate.stride(0), to_gate.data_ptr(),
+            to_up.data_ptr(),
+        )  # fmt: skip
+        return to_gate, to_up
+
     def gated_gelu(self, gate: Tensor, up: Tensor) -> Tensor:
         """`gelu(gate) * up`, both [rows, size] of one stride; the last dimension is contiguous."""
         rows, size = gate.shape
@@ -81,10 +115,14 @@ class Elementwise:
         return result
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """RoPE of `x` [tokens, heads, dim], with tables [tokens, dim]; all contiguous and of one dtype."""
+        """RoPE of `x` [..., heads, dim], with tables [tokens, dim]; all contiguous and of one dtype."""
         result = torch.empty_like(x)
+        heads, dim = x.shape[-2:]
+        tokens = x.numel() // (heads * dim)
+        assert cos.shape == sin.shape == (tokens, dim), (cos.shape, sin.shape, x.shape)
+        assert x.is_contiguous(), x.stride()
         self.library.rotate(
-            x.data_ptr(), cos.data_ptr(), sin.data_ptr(), x.dtype is torch.bfloat16, *x.shape,
+            x.data_ptr(), cos.data_ptr(), sin.data_ptr(), x.dtype is torch.bfloat16, tokens, heads, dim,
             result.data_ptr(),
         )  # fmt: skip
         return result
@@ -179,7 +217,12 @@ def elementwise() -> Elementwise | None:
     library.random_words.argtypes = [_POINTER] * 5 + [_LONG] * 3 + [_POINTER]
     library.race_times.argtypes = library.random_words.argtypes
     library.scan_block.argtypes = [_POINTER, _INT]
-    for name in ("rms_norm", "gated_gelu", "rotate", "combine", "random_words", "race_times", "scan_block"):
+    library.rms_norm_backward.argtypes = [_POINTER] * 3 + [_FLOAT] + [_LONG] * 3 + [_POINTER] * 2
+    library.gated_gelu_backward.argtypes = [_POINTER] * 3 + [_LONG] * 3 + [_POINTER] * 2
+    for name in (
+        "rms_norm", "gated_gelu", "rotate", "combine", "random_words", "race_times", "scan_block",
+        "rms_norm_backward", "gated_gelu_backward",
+    ):  # fmt: skip
         getattr(library, name).restype = None
     return Elementwise(library)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from dgemma.kernels.elementwise import kernels_for
@@ -69,11 +70,38 @@ class Rope(nn.Module):
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply RoPE to `x` [rows, tokens, heads, dim]: rotate the first half against the second."""
     kernels = kernels_for(x)
-    if kernels is not None and cos.dtype == x.dtype and not needs_gradient(x):
-        tables = (table.expand(*x.shape[:2], 1, -1).flatten(0, 2).contiguous() for table in (cos, sin))
-        return kernels.rotate(x.flatten(0, 1).contiguous(), *tables).view(x.shape)
+    has_gradient = needs_gradient(x)
+    if kernels is not None and cos.dtype == x.dtype and not (has_gradient and x.dtype != torch.float32):
+        x = x.contiguous()
+        tables = [table.expand(*x.shape[:2], 1, -1).flatten(0, 2).contiguous() for table in (cos, sin)]
+        if has_gradient:
+            turned: Tensor = _Rotate.apply(x, *tables)  # type: ignore[no-untyped-call]
+            return turned
+        return kernels.rotate(x, *tables)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class _Rotate(torch.autograd.Function):
+    """The kernel, with gradients; in float32. A gradient is turned back: both halves have one angle."""
+
+    @staticmethod
+    def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        kernels = kernels_for(x)
+        assert kernels is not None
+        return kernels.rotate(x, cos, sin)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        kernels = kernels_for(grad)
+        assert kernels is not None
+        return kernels.rotate(grad.contiguous(), cos, -sin), None, None
 
 
 class Attention(nn.Module):
@@ -168,6 +196,23 @@ def causal_mask(positions: Tensor, context: AttentionContext, kind: LayerKind, w
         seen_new &= new > query - window
     seen_new |= new == query
     return torch.cat((seen_past, seen_new), dim=-1)[:, None]  # [rows, 1, tokens, keys]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Sequences packed into rows: for each token its position and the number of its sequence."""
+
+    positions: Tensor  # [rows, tokens]
+    numbers: Tensor  # [rows, tokens]
+
+
+def packed_causal_mask(segments: Segments, kind: LayerKind, window: int) -> Tensor:
+    """The causal mask of each sequence alone."""
+    query, key = segments.positions[:, :, None], segments.positions[:, None]
+    seen = (segments.numbers[:, :, None] == segments.numbers[:, None]) & (key <= query)
+    if kind is LayerKind.SLIDING:
+        seen &= key > query - window
+    return seen[:, None]  # [rows, 1, tokens, keys]
 
 
 def denoising_mask(context: AttentionContext, kind: LayerKind, window: int, canvas_len: int) -> Tensor:

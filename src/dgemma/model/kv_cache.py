@@ -58,6 +58,16 @@ class AttentionContext:
             return newest[:, :0]
         return newest - (newest - torch.arange(slots, device=newest.device)) % slots
 
+    def select(self, rows: Tensor) -> AttentionContext:
+        """The past of `rows`, for training: lengths on the host are left out."""
+        return AttentionContext(
+            keys=tuple(part[rows] for part in self.keys),
+            values=tuple(part[rows] for part in self.values),
+            slots=self.slots,
+            lengths=self.lengths[rows],
+            host_lengths=(),
+        )
+
 
 def context_from_new_kv(
     new_kv: NewKeysValues, kinds: Sequence[LayerKind], lengths: Tensor

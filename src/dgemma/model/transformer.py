@@ -28,6 +28,7 @@ from dgemma.model.attention import (
     Past,
     Rope,
     RowSpan,
+    Segments,
     attend_all_rows,
     attend_causal_by_row,
     attend_denoising_by_row,
@@ -35,6 +36,7 @@ from dgemma.model.attention import (
     attend_ragged_denoising,
     causal_mask,
     denoising_mask,
+    packed_causal_mask,
 )
 from dgemma.model.config import LayerKind, LayerShape, ModelConfig
 from dgemma.model.execution import Execution, by_block, default_execution
@@ -205,6 +207,7 @@ class EncodeInput:
     context: AnyContext
     lead: tuple[int, ...] | None = None
     counts: tuple[int, ...] | None = None
+    segments: Segments | None = None
 
 
 @dataclass(frozen=True)
@@ -272,14 +275,17 @@ class Transformer(nn.Module):
         *,
         lead: tuple[int, ...] | None = None,
         counts: tuple[int, ...] | None = None,
+        segments: Segments | None = None,
     ) -> tuple[Tensor, NewKeysValues]:
         """Causal pass over `tokens` [rows, tokens], which continue each row's context.
 
         `lead` and `counts` are for exact execution, whose blocks are aligned to absolute positions: row i
         starts with `lead[i]` tokens of padding, followed by `counts[i]` tokens. Tokens past a row's count
         have meaningless hidden states, and no other token attends to them.
+
+        `segments`: several sequences packed into each row, for training; the context is empty.
         """
-        return self.forward([EncodeInput(tokens, context, lead, counts)])[0]
+        return self.forward([EncodeInput(tokens, context, lead, counts, segments)])[0]
 
     def denoise(self, canvas: Tensor, context: AnyContext, soft: Tensor | None = None) -> Tensor:
         """Denoising pass: bidirectional forward of `canvas` [rows, canvas] after each row's context.
@@ -298,6 +304,11 @@ class Transformer(nn.Module):
 
     def _prepare_encode(self, part: EncodeInput) -> tuple[Tensor, ForwardPlan]:
         tokens, context = part.tokens, part.context
+        if part.segments is not None:
+            positions = part.segments.positions
+            masks = {k: packed_causal_mask(part.segments, k, self.config.window) for k in self.config.kinds}
+            attend = {kind: self._attend(mask) for kind, mask in masks.items()}
+            return self.embed(tokens), self._plan(PassMode.CAUSAL, positions, attend, tokens.shape[1])
         rows, num_tokens = tokens.shape
         lead = part.lead or (0,) * rows
         counts = part.counts or (num_tokens,) * rows

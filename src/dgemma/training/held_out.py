@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from dgemma.model.transformer import Transformer
 from dgemma.training.data.canvases import CanvasSettings, TrainingBatch, make_batch
@@ -28,6 +29,21 @@ class LossSums:
 
     def __post_init__(self) -> None:
         self.by_noise = [(0.0, 0.0)] * NOISE_BINS
+        self.rewards: list[float] = []
+        self.steps: list[int] = []
+
+    def add_paths(self, rewards: Tensor, steps: Tensor) -> None:
+        self.rewards += rewards.tolist()
+        self.steps += steps.tolist()
+
+    @property
+    def reward(self) -> float | None:
+        """The mean reward; None where there is none."""
+        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+
+    @property
+    def path_steps(self) -> float | None:
+        return sum(self.steps) / len(self.steps) if self.steps else None
 
     def add(self, losses: TokenLosses, batch: TrainingBatch) -> None:
         rows = (losses.diffusion.detach() * batch.weights).sum(1).tolist()
@@ -43,7 +59,7 @@ class LossSums:
     @property
     def means(self) -> tuple[float, float]:
         """Diffusion and encoder loss per supervised token; 0 where the encoder is not supervised."""
-        return self.diffusion / self.num_diffusion, self.encoder / max(self.num_encoder, 1.0)
+        return self.diffusion / max(self.num_diffusion, 1.0), self.encoder / max(self.num_encoder, 1.0)
 
     @property
     def noise_means(self) -> tuple[float | None, ...]:
@@ -66,6 +82,7 @@ def evaluate_held_out(
         settings,
         seed=settings.seed ^ _SEED_CHANGE,
         pad_to=1,
+        pack_to=0,
         pad_chosen_to=1,
         encode_answers=True,
         # Fixed, so that all runs are comparable.
@@ -73,6 +90,7 @@ def evaluate_held_out(
         guesses=1,
         pad_guessed_to=1,
         noise_power=1.0,
+        visits=0,
     )
     sums = LossSums()
     # Not compiled: other shapes and no gradients would need graphs of their own for a few forwards.

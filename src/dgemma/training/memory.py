@@ -25,7 +25,7 @@ from dgemma.checkpoint.quantized.quantization_config import quantization_config_
 from dgemma.model.config import ModelConfig
 from dgemma.model.lora import attach, lora_parameters
 from dgemma.model.transformer import Transformer
-from dgemma.training.data.canvases import TrainingBatch
+from dgemma.training.data.canvases import Packing, TrainingBatch
 from dgemma.training.objective import token_losses
 from dgemma.training.optimizer import TrainedWeights, choose_trained, state_bytes
 from dgemma.training.recipe import Recipe
@@ -168,8 +168,14 @@ def _worst_batch(config: ModelConfig, recipe: Recipe) -> TrainingBatch:
     def numbers(*shape: int) -> Tensor:
         return torch.zeros(shape)
 
+    packed_length = recipe.data.packed_length
+    packing = None
+    shape = (examples, length)
+    if packed_length is not None:
+        shape = (-(-examples // (packed_length // length)), packed_length)
+        packing = Packing(positions=ids(*shape), segments=ids(*shape), context_places=ids(rows, length))
     return TrainingBatch(
-        tokens=ids(examples, length),
+        tokens=ids(*shape),
         starts=ids(rows),
         clean=ids(rows, canvas),
         noisy=ids(rows, canvas),
@@ -179,6 +185,7 @@ def _worst_batch(config: ModelConfig, recipe: Recipe) -> TrainingBatch:
         encoder_places=ids(examples * (length - 1)),
         encoder_targets=ids(examples * (length - 1)),
         encoder_weights=numbers(examples * (length - 1)),
+        packing=packing,
     )
 
 

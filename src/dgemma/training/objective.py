@@ -16,9 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from dgemma.model.attention import Segments
 from dgemma.model.kv_cache import AttentionContext, NewKeysValues, context_from_new_kv
 from dgemma.model.transformer import Head, Transformer
+from dgemma.sampling.sampler import Sampler
 from dgemma.training.data.canvases import TrainingBatch
+from dgemma.training.rollout import roll_out, visited_states
 
 # Shapes: examples, rows = canvases (as many of each example), length = tokens of an example, canvas = tokens
 # of a canvas, chosen = tokens the encoder is supervised on, n = positions.
@@ -39,23 +42,59 @@ class TokenLosses:
     encoder: Tensor  # [chosen] fp32
 
 
-def token_losses(stack: Transformer, batch: TrainingBatch, *, rows_at_once: int | None = None) -> TokenLosses:
-    """Both losses of a batch. `rows_at_once`: positions whose logits are held at once."""
+def token_losses(
+    stack: Transformer,
+    batch: TrainingBatch,
+    *,
+    sampler: Sampler | None = None,
+    rows_at_once: int | None = None,
+) -> TokenLosses:
+    """Both losses of a batch.
+
+    sampler: makes the canvases, in place of noise. rows_at_once: positions whose logits are held at once.
+    """
     head = stack.head
     block = rows_at_once or block_rows(head)
-    encoded, denoised = hidden_states(stack, batch, block)
+    encoded, denoised = hidden_states(stack, batch, block, sampler)
     chosen = encoded.flatten(0, 1).index_select(0, batch.encoder_places)
     diffusion = cross_entropy(head, denoised.flatten(0, 1), batch.clean.flatten(), block)
     encoder = cross_entropy(head, chosen, batch.encoder_targets, block)
     return TokenLosses(diffusion.view_as(batch.clean), encoder)
 
 
-def hidden_states(stack: Transformer, batch: TrainingBatch, rows_at_once: int) -> tuple[Tensor, Tensor]:
+def hidden_states(
+    stack: Transformer, batch: TrainingBatch, rows_at_once: int, sampler: Sampler | None = None
+) -> tuple[Tensor, Tensor]:
     """The training forward: encoder [examples, length, hidden] and denoiser [rows, canvas, hidden]."""
-    encoded, fresh = stack.encode(batch.tokens, empty_context(stack, len(batch.tokens)))
-    context = context_before(stack, fresh, batch.starts)
-    soft = guess(stack, batch, context, rows_at_once)
-    return encoded, stack.denoise(batch.noisy, context, soft)
+    encoded, context = encode(stack, batch)
+    if sampler is None:
+        return encoded, stack.denoise(batch.noisy, context, guess(stack, batch, context, rows_at_once))
+    assert batch.visits is not None
+    assert batch.seeds is not None
+    canvas, soft = visited_states(
+        stack, context, sampler, batch.seeds.tolist(), batch.visits, canvas_len=batch.clean.shape[1]
+    )
+    return encoded, stack.denoise(canvas, context, soft)
+
+
+def encode(stack: Transformer, batch: TrainingBatch) -> tuple[Tensor, AttentionContext]:
+    """The causal pass of the examples, and the context of each canvas."""
+    packing = batch.packing
+    segments = None if packing is None else Segments(packing.positions, packing.segments)
+    nothing = empty_context(stack, len(batch.tokens))
+    encoded, fresh = stack.encode(batch.tokens, nothing, segments=segments)
+    if packing is not None:
+        fresh = _gathered(fresh, packing.context_places)
+    return encoded, context_before(stack, fresh, batch.starts)
+
+
+def with_settled_targets(teacher: Transformer, batch: TrainingBatch, sampler: Sampler) -> TrainingBatch:
+    """The batch, with the canvases that `teacher` settles on in place of the responses."""
+    assert batch.seeds is not None
+    with torch.no_grad():
+        _, context = encode(teacher, batch)
+    path = roll_out(teacher, context, sampler, batch.seeds.tolist(), canvas_len=batch.clean.shape[1])
+    return replace(batch, clean=path.end.argmax)
 
 
 @torch.no_grad()
@@ -68,7 +107,7 @@ def guess(stack: Transformer, batch: TrainingBatch, context: AttentionContext, r
     soft = torch.zeros(shape, dtype=stack.embedding.dtype, device=batch.noisy.device)
     for number, rows in enumerate(batch.guessed):
         previous = soft[rows] if number else None
-        hidden = stack.denoise(batch.noisy[rows], _select_rows(context, rows), previous)
+        hidden = stack.denoise(batch.noisy[rows], context.select(rows), previous)
         guessed = soft_embedding(stack.head, hidden.flatten(0, 1), rows_at_once).view_as(hidden)
         soft = soft.index_copy(0, rows, guessed)
     return soft
@@ -82,13 +121,13 @@ def context_before(stack: Transformer, fresh: NewKeysValues, starts: Tensor) -> 
     return context_from_new_kv(fresh, stack.config.kinds, starts)
 
 
-def _select_rows(context: AttentionContext, rows: Tensor) -> AttentionContext:
-    return replace(
-        context,
-        keys=tuple(part[rows] for part in context.keys),
-        values=tuple(part[rows] for part in context.values),
-        lengths=context.lengths[rows],
-    )
+def _gathered(fresh: NewKeysValues, places: Tensor) -> NewKeysValues:
+    """The keys and values at `places` [rows, context] of the flattened tokens."""
+
+    def gather(part: Tensor) -> Tensor:
+        return part.flatten(0, 1).index_select(0, places.flatten()).view(*places.shape, *part.shape[2:])
+
+    return NewKeysValues(tuple(map(gather, fresh.keys)), tuple(map(gather, fresh.values)))
 
 
 def _repeated(layers: tuple[Tensor, ...], times: int) -> tuple[Tensor, ...]:

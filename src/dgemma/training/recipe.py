@@ -24,6 +24,8 @@ class DataRecipe:
       counts twice.
     records: instead of a path, from a Python recipe: a sequence or a stream of records or `TrainingExample`s.
     max_length: examples are truncated to this many tokens.
+    packed_length: the encoder reads rows of this many tokens, each with as many examples as fit. None: one
+      example per row, which wastes time where lengths differ. The result is the same.
     prompt_format: "chat", "raw", or "auto": chat where the checkpoint has a template.
     thinking: whether chats without a "thinking" entry are rendered with thinking on.
     shuffle_buffer: records in the buffer that shuffles a stream.
@@ -34,6 +36,7 @@ class DataRecipe:
     also: tuple[str, ...] = ()
     records: Iterable[Any] | None = None
     max_length: int = 1024
+    packed_length: int | None = None
     prompt_format: Literal["auto", "chat", "raw"] = "auto"
     thinking: bool = False
     shuffle: bool = True
@@ -46,6 +49,8 @@ class DataRecipe:
         if self.also and self.path is None:
             raise InputError.about("data.also", "adds to a path, and data has none.")
         _check_integer("data.max_length", self.max_length, 2)
+        if self.packed_length is not None:
+            _check_integer("data.packed_length", self.packed_length, self.max_length)
         _check_integer("data.shuffle_buffer", self.shuffle_buffer, 1)
 
 
@@ -78,6 +83,31 @@ class NoiseRecipe:
         _check_integer("noise.guesses", self.guesses, 1)
         _check_number("noise.encoder_weight", self.encoder_weight, 0)
         _check_number("noise.power", self.power, 0.01)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutRecipe:
+    """Settings of the objectives that follow the sampler's own paths, "distill" and "reward".
+
+    steps: "distill" learns the states before steps 1 to this one, one per canvas; "reward" follows a path for
+      at most so many steps.
+    target: what "distill" learns: "data", the response; "teacher", the canvas that the model of the run's
+      start settles on.
+    samples: paths per example, which "reward" compares with each other.
+    reward: of "reward": "module:name" or "file.py:name" of a function from `RolloutAnswer` to a number; in a
+      Python recipe the function itself.
+    sampling: options of `GenerationParams` in place of the checkpoint's own, such as {"t_max": 0.6}.
+    """
+
+    steps: int = 4
+    target: Literal["data", "teacher"] = "data"
+    samples: int = 8
+    reward: Any = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_integer("rollout.steps", self.steps, 1)
+        _check_integer("rollout.samples", self.samples, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +180,8 @@ class Recipe:
     model: a checkpoint directory or hub name. out: the run's directory.
     train: "lora" trains an adapter, "all" the weights themselves. freeze: parts that "all" does not train.
     batch: examples per step. micro_batch: examples per forward; None for all at once.
+    objective: "denoise" learns corrupted canvases; "distill" and "reward" those of the sampler's own paths:
+        from the response, and from what a function says of the answer.
     precision: "bf16" computes in bfloat16 and keeps trained weights in float32; "fp32" is float32 throughout;
         "auto" is bf16, or fp32 on a processor that does not multiply bfloat16. A run keeps its first choice.
     compile: compile the layers, which takes a minute or more. Examples are then padded to max_length.
@@ -164,6 +196,8 @@ class Recipe:
     train: Literal["lora", "all"] = "lora"
     freeze: tuple[str, ...] = ("router",)
     lora: LoraSettings = field(default_factory=LoraSettings)
+    objective: Literal["denoise", "distill", "reward"] = "denoise"
+    rollout: RolloutRecipe = field(default_factory=RolloutRecipe)
     noise: NoiseRecipe = field(default_factory=NoiseRecipe)
     optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
     steps: int = 1000
@@ -187,6 +221,14 @@ class Recipe:
                     "micro_batch", f"is {self.micro_batch}, batch is {self.batch}; it must divide batch."
                 )
         _check_integer("seed", self.seed, 0)
+        if (self.objective == "reward") != (self.rollout.reward is not None):
+            raise InputError.about(
+                "rollout.reward", "goes with objective: reward. Give both of them, or none."
+            )
+        if self.objective == "reward" and self.noise.canvases > 1:
+            raise InputError.about(
+                "noise.canvases", f"is {self.noise.canvases}; with objective: reward it is 1."
+            )
         if self.train == "lora" and self.optimizer.kind == "muon":
             raise InputError.about(
                 "optimizer.kind",

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -89,6 +89,10 @@ class StepReport(_Losses):
     tokens_per_second: float
     """Smoothed."""
     eta_s: float | None
+    reward: float | None = None
+    """The mean of the paths' rewards, with objective: reward."""
+    path_steps: float | None = None
+    """The mean number of steps of the paths."""
 
     def scalars(self) -> dict[str, float]:
         """Values by their TensorBoard tag."""
@@ -100,6 +104,8 @@ class StepReport(_Losses):
             "optimizer/learning_rate": self.learning_rate,
             "optimizer/grad_norm": self.grad_norm,
             "speed/tokens_per_second": self.tokens_per_second,
+            **({} if self.reward is None else {"reward/mean": self.reward}),
+            **({} if self.path_steps is None else {"reward/path_steps": self.path_steps}),
         }
 
 
@@ -199,7 +205,12 @@ def _lines(path: Path) -> list[tuple[bytes, TrainingReport]]:
 def _parsed(line: bytes) -> TrainingReport:
     raw = json.loads(line)
     kind = {kind.kind: kind for kind in (StepReport, HeldOutReport)}[raw["kind"]]
-    return kind(**{field.name: _READERS[str(field.type)](raw[field.name]) for field in fields(kind)})
+    values = {
+        # Logs of earlier versions lack the fields with a default.
+        field.name: raw[field.name] if field.default is MISSING else raw.get(field.name, field.default)
+        for field in fields(kind)
+    }
+    return kind(**{field.name: _READERS[str(field.type)](values[field.name]) for field in fields(kind)})
 
 
 def _integer(value: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from dgemma.model.config import ModelConfig
 from dgemma.model.execution import Execution, default_execution
 from dgemma.model.lora import attach, lora_parameters
 from dgemma.model.quantized_linear import QuantizedWeight
+from dgemma.model.transformer import Transformer
+from dgemma.params import GenerationParams
+from dgemma.sampling.sampler import Sampler, make_sampler
 from dgemma.text.chat_template import ChatTemplate
 from dgemma.text.tokenizer import Tokenizer
 from dgemma.training.data.canvases import CanvasSettings
@@ -32,6 +36,7 @@ MAX_BLOCK_WEIGHTS = 1 << 20
 MAX_EXPLICIT_TOKENS = 1024
 EXPERT_BLOCK = 128
 _PAD_CHOSEN = 256
+_PAD_PACKED = 4
 _CONTEXT_LENGTHS = 8
 _GUESSED_SIZES = 4
 
@@ -45,6 +50,8 @@ class TrainingSetup:
     stream: ExampleStream
     held_out: ExampleStream | None
     canvases: CanvasSettings
+    sampler: Sampler | None  # of the objectives that follow its paths
+    teacher: Transformer | None  # the model as it was at the start of the run
 
 
 def resolve_precision(
@@ -107,14 +114,30 @@ def prepare(
             self_conditioning=recipe.noise.self_conditioning,
             guesses=recipe.noise.guesses,
             pad_to=_pad_to(recipe),
+            pack_to=recipe.data.packed_length or 0,
+            pad_packed_to=_PAD_PACKED if recipe.compile else 1,
             pad_chosen_to=_PAD_CHOSEN if recipe.compile else 1,
             pad_guessed_to=-(-rows // _GUESSED_SIZES) if recipe.compile else 1,
             per_example=recipe.noise.canvases,
             # Without an encoder loss the encoder only needs to read the context.
             encode_answers=recipe.noise.encoder_weight > 0,
             noise_power=recipe.noise.power,
+            visits=0 if recipe.objective == "denoise" else recipe.rollout.steps,
         ),
+        sampler=None if recipe.objective == "denoise" else _sampler(recipe, lm),
+        teacher=_teacher(recipe, lm),
     )
+
+
+def _sampler(recipe: Recipe, lm: LanguageModel) -> Sampler:
+    return make_sampler(GenerationParams.make(lm.generation_defaults, **recipe.rollout.sampling))
+
+
+def _teacher(recipe: Recipe, lm: LanguageModel) -> Transformer | None:
+    """The model that the run begins with: of a resumed run, too, since states are restored later."""
+    if recipe.objective != "distill" or recipe.rollout.target == "data":
+        return None
+    return copy.deepcopy(lm.transformer).requires_grad_(False)
 
 
 _NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -124,11 +147,13 @@ def training_execution(recipe: Recipe, config: ModelConfig, device: torch.device
     """The execution for this device: small experts in blocks, short texts with explicit attention."""
     plain = default_execution(device, DTYPES[recipe.precision])
     on_cpu = device.type == "cpu"
+    read_at_once = recipe.data.packed_length or recipe.data.max_length
     small = 2 * config.expert_size * config.hidden_size <= MAX_BLOCK_WEIGHTS
     return Execution(
         grouped_experts=plain.grouped_experts,
         expert_block=EXPERT_BLOCK if on_cpu and small else None,
-        explicit_attention=on_cpu and recipe.data.max_length <= MAX_EXPLICIT_TOKENS,
+        # In float32 torch's fused attention is as fast, also backwards, and has no scores to keep.
+        explicit_attention=on_cpu and recipe.precision == "bf16" and read_at_once <= MAX_EXPLICIT_TOKENS,
         recompute_layers=recipe.recompute,
     )
 
@@ -223,7 +248,8 @@ def _pad_to(recipe: Recipe) -> int:
     if not recipe.compile:
         return 1
     # Whole examples are all padded to one length. Contexts differ more in length, so they get a few lengths.
-    parts = 1 if recipe.noise.encoder_weight > 0 else _CONTEXT_LENGTHS
+    is_whole = recipe.noise.encoder_weight > 0 and recipe.data.packed_length is None
+    parts = 1 if is_whole else _CONTEXT_LENGTHS
     return -(-recipe.data.max_length // parts)
 
 

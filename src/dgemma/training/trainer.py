@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +26,13 @@ from dgemma.training.curves import CURVES_NAME, write_curves
 from dgemma.training.data.canvases import TrainingBatch, make_batch
 from dgemma.training.data.records import Progress
 from dgemma.training.held_out import LossSums, evaluate_held_out
-from dgemma.training.objective import token_losses
+from dgemma.training.objective import token_losses, with_settled_targets
 from dgemma.training.optimizer import Optimizer, TrainedWeights, learning_rate
 from dgemma.training.recipe import Recipe
 from dgemma.training.recipe_file import to_plain, with_new_entries
 from dgemma.training.report import HeldOutReport, RunLog, StepReport
+from dgemma.training.reward import backward, follow, load_reward, rollout_answers
+from dgemma.training.rollout import Path
 from dgemma.training.run_directory import RunDirectory, differences
 from dgemma.training.setup import prepare, resolve_precision
 
@@ -74,6 +77,7 @@ class Trainer:
         self._tokens = int(facts.get("tokens", 0))
         self._num_bad = int(facts.get("num_bad", 0))
         self._speed = _Speed()
+        self._reward = load_reward(recipe.rollout.reward) if recipe.objective == "reward" else None
 
     @property
     def lm(self) -> LanguageModel:
@@ -148,20 +152,10 @@ class Trainer:
         started = time.monotonic()
         recipe = self.recipe
         examples, batches = self._batches()
-        num_diffusion = sum(float(batch.weights.sum()) for batch in batches)
-        num_encoder = sum(float(batch.encoder_weights.sum()) for batch in batches)
-        sums = LossSums()
-        for batch in batches:
-            batch = batch.to(self.lm.device)
-            losses = token_losses(self.lm.transformer, batch)
-            # Means over all tokens of the step, so that the result does not depend on micro-batches.
-            loss = (losses.diffusion * batch.weights).sum() / num_diffusion
-            if recipe.noise.encoder_weight:
-                encoder = (losses.encoder * batch.encoder_weights).sum() / num_encoder
-                loss = loss + recipe.noise.encoder_weight * encoder
-            loss.backward()
-            self._weights.collect_gradients()
-            sums.add(losses, batch)
+        if recipe.objective == "reward":
+            sums = self._learn_from_rewards(batches)
+        else:
+            sums = self._learn_tokens(batches)
         rate = learning_rate(self._step, recipe.steps, recipe.optimizer)
         norm = self._optimizer.step(rate)
         self._step += 1
@@ -174,7 +168,9 @@ class Trainer:
         return StepReport(
             step=self._step,
             num_steps=recipe.steps,
-            loss=diffusion + recipe.noise.encoder_weight * encoder_loss,
+            loss=diffusion + recipe.noise.encoder_weight * encoder_loss
+            if sums.reward is None
+            else -sums.reward,
             diffusion=diffusion,
             encoder=encoder_loss,
             diffusion_by_noise=sums.noise_means,
@@ -185,7 +181,59 @@ class Trainer:
             tokens=self._tokens,
             tokens_per_second=speed,
             eta_s=self._speed.seconds_per_step * (recipe.steps - self._step),
+            reward=sums.reward,
+            path_steps=sums.path_steps,
         )
+
+    def _learn_tokens(self, batches: list[TrainingBatch]) -> LossSums:
+        """The gradients of both cross-entropies."""
+        recipe, setup = self.recipe, self.setup
+        num_diffusion = sum(float(batch.weights.sum()) for batch in batches)
+        num_encoder = sum(float(batch.encoder_weights.sum()) for batch in batches)
+        sums = LossSums()
+        for batch in batches:
+            batch = batch.to(self.lm.device)
+            if setup.teacher is not None and setup.sampler is not None:
+                batch = with_settled_targets(setup.teacher, batch, setup.sampler)
+            losses = token_losses(self.lm.transformer, batch, sampler=setup.sampler)
+            # Means over all tokens of the step, so that the result does not depend on micro-batches.
+            loss = (losses.diffusion * batch.weights).sum() / num_diffusion
+            if recipe.noise.encoder_weight:
+                encoder = (losses.encoder * batch.encoder_weights).sum() / num_encoder
+                loss = loss + recipe.noise.encoder_weight * encoder
+            loss.backward()
+            self._weights.collect_gradients()
+            sums.add(losses, batch)
+        return sums
+
+    def _learn_from_rewards(self, batches: list[TrainingBatch]) -> LossSums:
+        """The policy gradients of all paths."""
+        rollout, sampler = self.recipe.rollout, self.setup.sampler
+        assert sampler is not None
+        num_paths = sum(len(batch.clean) for batch in batches) * rollout.samples
+        sums = LossSums()
+        for batch in batches:
+            batch = batch.to(self.lm.device)
+            found = follow(
+                self.lm.transformer,
+                batch,
+                sampler,
+                partial(self._judge, batch),
+                samples=rollout.samples,
+                num_steps=rollout.steps,
+            )
+            backward(self.lm.transformer, found, num_paths=num_paths)
+            self._weights.collect_gradients()
+            sums.add_paths(found.rewards, found.path.end.steps)
+        return sums
+
+    def _judge(self, batch: TrainingBatch, path: Path) -> list[float]:
+        """The reward of each path."""
+        answers = rollout_answers(
+            self.lm, batch, path, self.recipe.rollout.samples, self.recipe.rollout.steps
+        )
+        assert self._reward is not None
+        return [float(self._reward(answer)) for answer in answers]
 
     def _num_encoded(self, examples: list[Any], batches: list[TrainingBatch]) -> int:
         """Tokens that the encoder reads, without padding."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from dgemma.sampling.rng import philox, to_below, to_unit
 from dgemma.training.data.records import TrainingExample
 
 # Shapes: examples = of the batch, rows = canvases of the batch (those of an example side by side),
-# length = longest example (padded), canvas = tokens of a canvas, chosen = tokens the encoder is supervised
-# on (padded).
+# length = longest example (padded), or tokens of a packed row, canvas = tokens of a canvas, chosen = tokens
+# the encoder is supervised on (padded).
 
 # Noise level: the share of tokens that are replaced. It is never exactly 0 or 1.
 LEAST_NOISE = 1e-4
@@ -36,12 +36,17 @@ class CanvasSettings:
     guesses: the largest number of passes that make the guess, each conditioned on the one before. The number
       is drawn per canvas.
     pad_to: lengths are rounded up to a multiple of it, so that compiled code has few shapes.
+    pack_to: the encoder reads rows of this many tokens, each with as many examples as fit; 0: one example per
+      row. An example attends to itself only.
+    pad_packed_to: the number of packed rows is rounded up to a multiple of it; of `pad_to` tokens then are
+      the contexts of canvases.
     pad_chosen_to: the same for the number of tokens that the encoder is supervised on.
     pad_guessed_to: the same for the number of canvases of one guessing pass.
     per_example: canvases of one example, which is encoded once for all of them.
     encode_answers: whether the encoder reads the responses and is supervised on them; if not, it reads only
       the context of the canvases.
     noise_power: noise levels are u ** noise_power for uniform u; below 1, high levels are more frequent.
+    visits: each canvas also gets a step of the sampler, below this number, and a seed; 0: neither.
     """
 
     canvas_len: int
@@ -51,11 +56,14 @@ class CanvasSettings:
     self_conditioning: float = 0.5
     guesses: int = 1
     pad_to: int = 1
+    pack_to: int = 0
+    pad_packed_to: int = 1
     pad_chosen_to: int = 1
     pad_guessed_to: int = 1
     per_example: int = 1
     encode_answers: bool = True
     noise_power: float = 1.0
+    visits: int = 0
 
     def __post_init__(self) -> None:
         if self.canvas_len < 1:
@@ -70,9 +78,18 @@ class CanvasSettings:
             )
         if not self.noise_power > 0:
             raise InputError.about("noise_power", f"is {self.noise_power}; it must be above 0.")
-        for name in ("pad_to", "pad_chosen_to", "pad_guessed_to", "per_example", "guesses"):
+        for name in ("pad_to", "pad_packed_to", "pad_chosen_to", "pad_guessed_to", "per_example", "guesses"):
             if getattr(self, name) < 1:
                 raise InputError.about(name, f"is {getattr(self, name)}; it must be at least 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """Where the examples of packed rows are."""
+
+    positions: Tensor  # [packed rows, length] in its example
+    segments: Tensor  # [packed rows, length] the number of its example in the row; -1: padding
+    context_places: Tensor  # [rows, context] in the flattened tokens; any place behind the context's end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,25 +99,41 @@ class TrainingBatch:
     Weights are 1 for supervised tokens and 0 for all others, including padding.
     """
 
-    tokens: Tensor  # [examples, length] clean, each followed by padding of any token
+    tokens: Tensor  # [examples or packed rows, length] clean, followed by padding of any token
     starts: Tensor  # [rows] first position of the canvas: its context is the tokens before it
     clean: Tensor  # [rows, canvas]
     noisy: Tensor  # [rows, canvas]
     weights: Tensor  # [rows, canvas] fp32
     noise: Tensor  # [rows] fp32, the share of tokens replaced
     guessed: tuple[Tensor, ...]  # the rows of each guessing pass; a row may be repeated, as padding
-    encoder_places: Tensor  # [chosen] predicting positions, in the flattened [examples * length]
+    encoder_places: Tensor  # [chosen] predicting positions, in the flattened tokens
     encoder_targets: Tensor  # [chosen] the token that follows
     encoder_weights: Tensor  # [chosen] fp32
+    packing: Packing | None = None
+    # Of canvases that the sampler makes instead of noise:
+    visits: Tensor | None = None  # [rows] the step whose input is learned, from 0
+    seeds: Tensor | None = None  # [rows]
+
+    def context_tokens(self, row: int) -> list[int]:
+        """The tokens before a canvas."""
+        start = int(self.starts[row])
+        if self.packing is not None:
+            return self.tokens.flatten()[self.packing.context_places[row, :start]].tolist()
+        return self.tokens[row // (len(self.starts) // len(self.tokens)), :start].tolist()
 
     def to(self, device: torch.device) -> TrainingBatch:
-        moved: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            moved[field.name] = (
-                tuple(part.to(device) for part in value) if isinstance(value, tuple) else value.to(device)
-            )
-        return TrainingBatch(**moved)
+        moved: TrainingBatch = _moved(self, device)
+        return moved
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        return tuple(_moved(part, device) for part in value)
+    if value is None:
+        return None
+    return replace(value, **{f.name: _moved(getattr(value, f.name), device) for f in fields(value)})
 
 
 @dataclass(frozen=True)
@@ -142,16 +175,23 @@ def make_batch(
     replaced = draws.unit(_DrawPurpose.REPLACE, settings.canvas_len) < noise
     random = draws.below(_DrawPurpose.TOKEN, settings.canvas_len, settings.vocab_size)
     if settings.encode_answers:
-        tokens = _padded([example.tokens for example in examples], settings.pad_to)
-        places, targets, encoder_weights = _encoder_targets(examples, tokens.shape[1], settings.pad_chosen_to)
+        read = [example.tokens for example in examples]
     else:
         needed = [max(c.start for c in canvases[at : at + each]) for at in range(0, len(canvases), each)]
-        contexts = [example.tokens[:stop] for example, stop in zip(examples, needed, strict=True)]
-        tokens = _padded(contexts, settings.pad_to)
-        places, targets, encoder_weights = _encoder_targets((), 0, 1)
+        read = [example.tokens[:stop] for example, stop in zip(examples, needed, strict=True)]
+    starts = torch.tensor([canvas.start for canvas in canvases])
+    if settings.pack_to:
+        tokens, packing, firsts = _packed(read, starts, settings)
+    else:
+        tokens, packing = _padded(read, settings.pad_to), None
+        firsts = [row * tokens.shape[1] for row in range(len(read))]
+    if settings.encode_answers:
+        places, targets, encoder_weights = _encoder_targets(examples, firsts, settings.pad_chosen_to)
+    else:
+        places, targets, encoder_weights = _encoder_targets((), (), 1)
     return TrainingBatch(
         tokens=tokens,
-        starts=torch.tensor([canvas.start for canvas in canvases]),
+        starts=starts,
         clean=clean,
         noisy=torch.where(replaced, random, clean),
         weights=weights,
@@ -160,7 +200,49 @@ def make_batch(
         encoder_places=places,
         encoder_targets=targets,
         encoder_weights=encoder_weights,
+        packing=packing,
+        visits=draws.below(_DrawPurpose.VISIT, 1, settings.visits)[:, 0] if settings.visits else None,
+        seeds=draws.seeds if settings.visits else None,
     )
+
+
+def _packed(
+    rows: Sequence[tuple[int, ...]], starts: Tensor, settings: CanvasSettings
+) -> tuple[Tensor, Packing, list[int]]:
+    """The examples in few rows -> tokens, packing, and the place of each example's first token."""
+    length = settings.pack_to
+    packed = first_fit([len(row) for row in rows], length)
+    shape = (_round_up(len(packed), settings.pad_packed_to), length)
+    tokens, positions = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+    segments = torch.full(shape, -1)
+    firsts = [0] * len(rows)
+    for at, numbers in enumerate(packed):
+        offset = 0
+        for segment, number in enumerate(numbers):
+            stop = offset + len(rows[number])
+            tokens[at, offset:stop] = torch.tensor(rows[number])
+            positions[at, offset:stop] = torch.arange(stop - offset)
+            segments[at, offset:stop] = segment
+            firsts[number] = at * length + offset
+            offset = stop
+    context = torch.arange(_round_up(int(starts.max()), settings.pad_to))
+    first_of_canvas = torch.tensor(firsts).repeat_interleave(settings.per_example)
+    places = first_of_canvas[:, None] + torch.minimum(context, starts[:, None] - 1)
+    return tokens, Packing(positions=positions, segments=segments, context_places=places), firsts
+
+
+def first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+    """Numbers of items by bin: the largest item first, each into the first bin with room for it."""
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        at = next((at for at, left in enumerate(room) if left >= sizes[number]), len(bins))
+        if at == len(bins):
+            bins.append([])
+            room.append(capacity)
+        bins[at].append(number)
+        room[at] -= sizes[number]
+    return bins
 
 
 def _guessed(draws: _Draws, settings: CanvasSettings) -> tuple[Tensor, ...]:
@@ -193,13 +275,13 @@ def _padded(rows: Sequence[tuple[int, ...]], multiple: int) -> Tensor:
 
 
 def _encoder_targets(
-    examples: Sequence[TrainingExample], length: int, multiple: int
+    examples: Sequence[TrainingExample], firsts: Sequence[int], multiple: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     places: list[int] = []
     targets: list[int] = []
-    for row, example in enumerate(examples):
+    for first, example in zip(firsts, examples, strict=True):
         for span in example.responses:
-            places += range(row * length + span.start - 1, row * length + span.stop - 1)
+            places += range(first + span.start - 1, first + span.stop - 1)
             targets += example.tokens[span.start : span.stop]
     count = len(places)
     padding = _round_up(count, multiple) - count
@@ -222,6 +304,8 @@ class _DrawPurpose(enum.IntEnum):
     TOKEN = 3
     CONDITION = 4
     GUESSES = 5
+    VISIT = 6
+    SEED = 7
 
 
 class _Draws:
@@ -240,6 +324,11 @@ class _Draws:
     def unit(self, use: _DrawPurpose, count: int) -> Tensor:
         """fp32 in (0, 1) [rows, count]."""
         return to_unit(self._words(use, count))
+
+    @property
+    def seeds(self) -> Tensor:
+        """A seed for each row [rows]."""
+        return self._words(_DrawPurpose.SEED, 1)[:, 0]
 
     def below(self, use: _DrawPurpose, count: int, limit: int) -> Tensor:
         """Whole numbers in [0, limit) [rows, count]."""

@@ -1,0 +1,83 @@
+"""`dgemma extract`: a record out of a text, a file or lines; misuse in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from dgemma.cli.main import main
+from dgemma.forms.record_types import RECORD_TYPES
+
+MESSAGE = "Lunch with Ann Hill tomorrow at noon, in Rome."
+LUNCH = {
+    "title": "lunch", "date": "2026-11-19", "time": "12:00", "minutes": None, "place": "Rome",
+    "people": ["Ann Hill"],
+}  # fmt: skip
+TODAY = ("--today", "2026-11-18")
+
+
+def extract(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, list[object], str]:
+    status = main(["extract", *args])
+    captured = capsys.readouterr()
+    return status, [json.loads(line) for line in captured.out.splitlines()], captured.err
+
+
+def test_a_text_becomes_a_record(capsys: pytest.CaptureFixture[str]) -> None:
+    assert extract(capsys, MESSAGE, "--type", "appointment", *TODAY)[:2] == (0, [LUNCH])
+
+
+def test_the_type_is_found_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert extract(capsys, MESSAGE, *TODAY)[1] == [{"type": "appointment", **LUNCH}]
+    (found,) = extract(capsys, MESSAGE, *TODAY, "--json")[1]
+    assert isinstance(found, dict)
+    assert found["type"] == "appointment"
+    assert found["record"] == LUNCH
+    assert found["steps"] >= 1
+
+
+def test_files_and_lines_are_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mail.txt"
+    file.write_text(MESSAGE + "\n")
+    for given in (str(file), f"@{file}"):
+        assert extract(capsys, given, "--type", "appointment", *TODAY)[1] == [LUNCH]
+    file.write_text(f"{MESSAGE}\n\nERROR auth 404: token expired\n")
+    records = extract(capsys, str(file), "--lines", *TODAY)[1]
+    assert [record["type"] for record in records if isinstance(record, dict)] == ["appointment", "log"]
+
+
+def test_a_schema_of_ones_own_is_kept_and_the_guess_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+    status, (record,), err = extract(capsys, "A red car.", "--json-schema", json.dumps(schema))
+    assert status == 0
+    jsonschema.validate(record, schema)
+    assert "was not trained on this schema" in err
+    status, _, err = extract(capsys, MESSAGE, "--json-schema", json.dumps(RECORD_TYPES["appointment"]))
+    assert not err
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["x", "--type", "apointment"], "appointment"),
+        ([" "], "some text"),
+        (["x", "--today", "18.11.2026"], "2026-11-18"),
+        (["@no-such-file"], "no-such-file"),
+        (["x", "--json-schema", '{"type": "nothing"}'], "--json-schema"),
+        (["x", "--type", "log", "--json-schema", "{}"], "not allowed with"),
+        ([], "no INPUT"),
+    ],
+)
+def test_misuse_is_one_line(capsys: pytest.CaptureFixture[str], args: list[str], said: str) -> None:
+    try:
+        status = main(["extract", *args])
+    except SystemExit as error:
+        status = int(str(error.code))
+    assert status in (1, 2)
+    err = capsys.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
