@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import record
 from dgemma.evaluation.intervals import wilson
-from dgemma.forms.record_types import record_schema
+from dgemma.forms.record_types import any_schema, record_schema
 from dgemma.language_model import LanguageModel, load
 from recipes.forms.messages import SPLITS, Message, make_message
 
@@ -50,11 +50,12 @@ def measure(lm: LanguageModel, messages: list[Message], way: str) -> dict[str, A
     for message in messages:
         found, used = extract(lm, message, way)
         forwards += used
-        exact += found == message.record
-        if found != message.record and len(wrong) < 3:
-            wrong.append({"message": message.text, "record": message.record, "found": found})
-        fields += len(message.record)
-        right += sum(isinstance(found, dict) and found.get(k) == v for k, v in message.record.items())
+        expected = message.expected
+        exact += found == expected
+        if found != expected and len(wrong) < 5:
+            wrong.append({"message": message.text, "record": expected, "found": found})
+        fields += len(expected)
+        right += sum(isinstance(found, dict) and k in found and found[k] == v for k, v in expected.items())
     return {
         "exact": exact / len(messages),
         "interval": asdict(wilson(exact, len(messages))),
@@ -69,7 +70,7 @@ def extract(lm: LanguageModel, message: Message, way: str) -> tuple[Any, int]:
     """The record, or None if the text is none, and the forwards it took."""
     options: dict[str, Any] = {"seed": 0, **WAYS[way]}
     if way == "constrained":
-        options["json_schema"] = record_schema(message.type)
+        options["json_schema"] = record_schema(message.type) if message.is_typed else any_schema()
     answer = lm.chat(message.prompt, **options)
     try:
         return json.loads(answer.text), answer.forwards

@@ -33,7 +33,7 @@ recipe = Recipe(
     optimizer=OptimizerRecipe(
         kind="muon", learning_rate=3e-3, betas=(0.9, 0.98), weight_decay=1e-2, warmup=0.02, decay="constant"
     ),
-    steps=600,
+    steps=250,
     batch=64,
     micro_batch=32,
     saving=SavingRecipe(every=50),

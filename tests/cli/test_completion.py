@@ -15,7 +15,7 @@ from dgemma.cli import completion
 from dgemma.cli.main import COMMANDS, main
 from terminal import Program, PseudoTerminal
 
-MODELS = ["bundled:sudoku", "bundled:text"]
+MODELS = ["bundled:forms", "bundled:sudoku", "bundled:text"]
 
 
 @cache

@@ -37,7 +37,9 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 def test_an_empty_cache_says_so_and_how_to_fill_it(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "list")
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["name", "bundled:sudoku", "bundled:text"]
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "name", "bundled:forms", "bundled:sudoku", "bundled:text",
+    ]  # fmt: skip
     assert err == (
         f"no model in the hub cache {cache}; for example: dgemma pull google/diffusiongemma-26B-A4B-it\n"
     )
@@ -65,13 +67,13 @@ def test_json_has_the_documented_keys(cache: Path, capsys: pytest.CaptureFixture
     assert (status, err) == (0, "")
     found = json.loads(out)
     assert found["cache"] == str(cache)
-    sudoku, text, half, ours = found["models"]
+    forms, sudoku, text, half, ours = found["models"]
     size = sum(file.stat().st_size for file in bundled_path("sudoku").rglob("*") if file.is_file())
     assert sudoku == {
         "name": "bundled:sudoku", "path": str(bundled_path("sudoku")), "bytes": size, "last_used": None,
         "complete": True, "revision": None,
     }  # fmt: skip
-    assert text["name"] == "bundled:text"
+    assert (forms["name"], text["name"]) == ("bundled:forms", "bundled:text")
     assert half["complete"] is False
     assert ours == {
         "name": "someone/ours", "path": str(snapshot), "bytes": sum(map(len, OURS.values())),

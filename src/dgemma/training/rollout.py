@@ -7,14 +7,14 @@ samples, without gradients, from the same context and with the same rules as at 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from dgemma.model.kv_cache import AttentionContext
 from dgemma.model.transformer import Transformer
-from dgemma.sampling.rng import NoiseStream, noise_key, random_tokens
+from dgemma.sampling.rng import NoiseKey, NoiseStream, noise_key, random_tokens
 from dgemma.sampling.sampler import CanvasState, Sampler, open_canvas, step
 from dgemma.sampling.vocab_scan import scan_vocab
 
@@ -39,6 +39,57 @@ class Path:
     end: CanvasState
 
 
+class _Sampling:
+    """The sampler's steps of canvases after a context. A row's draws are those of `generate` by its seed."""
+
+    def __init__(
+        self,
+        stack: Transformer,
+        context: AttentionContext,
+        sampler: Sampler,
+        seeds: Sequence[int],
+        length: int,
+    ) -> None:
+        self._stack, self._context, self._sampler, self._length = stack, context, sampler, length
+        self._seeds = list(seeds)
+        self.state = open_canvas(self._noise(NoiseStream.OPEN, 0))
+        self.soft: Tensor | None = None
+
+    def keep(self, rows: Tensor) -> None:
+        """Leave out all other rows."""
+        self._context = self._context.select(rows)
+        self._seeds = [self._seeds[row] for row in rows.tolist()]
+        parts = {part.name: getattr(self.state, part.name)[rows] for part in fields(CanvasState)}
+        self.state = CanvasState(**parts)
+        self.soft = None if self.soft is None else self.soft[rows]
+
+    def advance(self, number: int) -> Visit:
+        """Step `number` of all rows."""
+        sampler, state, soft = self._sampler, self.state, self.soft
+        hidden = self._stack.denoise(state.canvas, self._context, soft)
+        left = (sampler.num_steps - state.steps).to(torch.int32)
+        temperature = sampler.schedule(left, sampler.num_steps)
+        scan = scan_vocab(hidden, self._stack.head, temperature, self._key(number))
+        every = torch.ones_like(state.canvas, dtype=torch.bool)
+        self.state = step(state, scan, self._noise(NoiseStream.RENOISE, number), sampler)
+        self.soft = scan.soft
+        return Visit(
+            canvas=state.canvas,
+            soft=soft,
+            temperature=temperature,
+            drawn=scan.sampled,
+            accepted=sampler.accept(sampler.score(scan), every),
+            is_open=~state.settled,
+        )
+
+    def _noise(self, stream: NoiseStream, number: int) -> Tensor:
+        return random_tokens(self._key(number), stream, self._length, self._stack.config.vocab_size)
+
+    def _key(self, number: int) -> NoiseKey:
+        count = len(self._seeds)
+        return noise_key(self._seeds, [0] * count, [number] * count, self._context.lengths.device)
+
+
 @torch.no_grad()
 def roll_out(
     stack: Transformer,
@@ -49,57 +100,45 @@ def roll_out(
     canvas_len: int,
     num_steps: int | None = None,
 ) -> Path:
-    """Sample canvases after `context` from noise, until all settle or for `num_steps` steps.
-
-    The draws of a row depend on its seed alone, and are those of `generate` with this seed.
-    """
-    device = context.lengths.device
-    first = [0] * len(seeds)
-
-    def noise(stream: NoiseStream, number: int) -> Tensor:
-        key = noise_key(seeds, first, [number] * len(seeds), device)
-        return random_tokens(key, stream, canvas_len, stack.config.vocab_size)
-
-    state, soft = open_canvas(noise(NoiseStream.OPEN, 0)), None
+    """Sample canvases after `context` from noise, until all settle or for `num_steps` steps."""
+    sampling = _Sampling(stack, context, sampler, seeds, canvas_len)
     visits: list[Visit] = []
     for number in range(sampler.num_steps if num_steps is None else num_steps):
-        if bool(state.settled.all()):
+        if bool(sampling.state.settled.all()):
             break
-        hidden = stack.denoise(state.canvas, context, soft)
-        left = (sampler.num_steps - state.steps).to(torch.int32)
-        temperature = sampler.schedule(left, sampler.num_steps)
-        key = noise_key(seeds, first, [number] * len(seeds), device)
-        scan = scan_vocab(hidden, stack.head, temperature, key)
-        every = torch.ones_like(state.canvas, dtype=torch.bool)
-        visits.append(
-            Visit(
-                canvas=state.canvas,
-                soft=soft,
-                temperature=temperature,
-                drawn=scan.sampled,
-                accepted=sampler.accept(sampler.score(scan), every),
-                is_open=~state.settled,
-            )
-        )
-        state = step(state, scan, noise(NoiseStream.RENOISE, number), sampler)
-        soft = scan.soft
-    return Path(visits=tuple(visits), end=state)
+        visits.append(sampling.advance(number))
+    return Path(visits=tuple(visits), end=sampling.state)
 
 
 @torch.no_grad()
 def visited_states(
-    stack: Transformer, context: AttentionContext, sampler: Sampler, seeds: Sequence[int], visits: Tensor,
-    *, canvas_len: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The canvas and soft embedding of each row before step `visits` [rows], counted from 0."""
-    path = roll_out(stack, context, sampler, seeds, canvas_len=canvas_len, num_steps=int(visits.max()) + 1)
-    canvas = path.visits[0].canvas
-    soft = torch.zeros((*canvas.shape, stack.config.hidden_size), dtype=stack.embedding.dtype)
-    soft = soft.to(canvas.device)
-    for number, visit in enumerate(path.visits[1:], start=1):
-        # A canvas that settles before its step stays at its last state.
-        is_here = (visits >= number) & visit.is_open
-        canvas = torch.where(is_here[:, None], visit.canvas, canvas)
-        assert visit.soft is not None
-        soft = torch.where(is_here[:, None, None], visit.soft, soft)
+    stack: Transformer,
+    context: AttentionContext,
+    sampler: Sampler,
+    seeds: Sequence[int],
+    visits: Tensor,
+    *,
+    canvas_len: int,
+) -> tuple[Tensor, Tensor]:
+    """The canvas and soft embedding of each row before step `visits` [rows], counted from 0.
+
+    A canvas that settles before its step stays at its last state. No row is computed beyond its step.
+    """
+    sampling = _Sampling(stack, context, sampler, seeds, canvas_len)
+    canvas = sampling.state.canvas.clone()
+    shape = (*canvas.shape, stack.config.hidden_size)
+    soft = torch.zeros(shape, dtype=stack.embedding.dtype, device=canvas.device)
+    rows = torch.arange(len(canvas), device=canvas.device)
+    for number in range(int(visits.max())):
+        kept = ((visits[rows] > number) & ~sampling.state.settled).nonzero()[:, 0]
+        if len(kept) == 0:
+            break
+        if len(kept) < len(rows):
+            sampling.keep(kept)
+            rows = rows[kept]
+        sampling.advance(number)
+        assert sampling.soft is not None
+        is_open = ~sampling.state.settled
+        canvas[rows[is_open]] = sampling.state.canvas[is_open]
+        soft[rows[is_open]] = sampling.soft[is_open]
     return canvas, soft
