@@ -1,4 +1,4 @@
-"""The last part, at a falling rate, after `deepen.py`: `PYTHONPATH=. dgemma train recipes/forms/settle.py`."""
+"""The last part, at a falling rate: `PYTHONPATH=. dgemma train recipes/forms/settle.py`, after deepen."""
 
 from dataclasses import replace
 

@@ -424,7 +424,9 @@ def test_gradients_that_are_not_finite_change_nothing_and_end_a_run_that_has_onl
     right = trainer_module.token_losses
     monkeypatch.setattr(
         trainer_module, "token_losses",
-        lambda *a: (lambda found: type(found)(found.diffusion * float("nan"), found.encoder))(right(*a)),
+        lambda *a, **k: (lambda found: type(found)(found.diffusion * float("nan"), found.encoder))(
+            right(*a, **k)
+        ),
     )  # fmt: skip
     notes = Notes()
     with pytest.raises(TrainingError, match="last 10 steps were not finite"):

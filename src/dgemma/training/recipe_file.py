@@ -64,6 +64,8 @@ def to_plain(value: Any) -> Any:
         }
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: to_plain(part) for name, part in value.items()}
     if value is None or isinstance(value, str | int | float | bool):
         return value
     return _type_name(value)

@@ -23,7 +23,7 @@ def chat(*, clipped: bool = False) -> TrainingExample:
 
 
 def same(a: TrainingBatch, b: TrainingBatch) -> bool:
-    names = [name for name in vars(a) if name not in ("guessed", "packing")]
+    names = [name for name in vars(a) if isinstance(getattr(a, name), torch.Tensor)]
     pairs = [*((getattr(a, name), getattr(b, name)) for name in names)]
     return len(a.guessed) == len(b.guessed) and all(
         torch.equal(x, y) for x, y in (*pairs, *zip(a.guessed, b.guessed, strict=True))

@@ -1,0 +1,47 @@
+"""The states that the model's own sampler visits: `dgemma train recipes/sudoku/distill.py`.
+
+From the shipped weights. Each canvas is learned at one of the first 16 steps of its own path, with the
+solution as its target. The learning rate stays where it is, so `steps=N` prolongs the run.
+"""
+
+from dgemma.sudoku.grid_records import EXAMPLE_LEN
+from dgemma.sudoku.presentations import Curriculum, Presentations
+from dgemma.sudoku.puzzles import held_out, read_puzzles
+from dgemma.training.recipe import (
+    DataRecipe,
+    HeldOutRecipe,
+    NoiseRecipe,
+    OptimizerRecipe,
+    Recipe,
+    RolloutRecipe,
+    SavingRecipe,
+)
+
+puzzles = Presentations(
+    read_puzzles("data/sudoku/train.csv.xz"),
+    count=1 << 40,
+    seed=3,  # other symmetries and clues than before
+    curriculum=Curriculum(fewest=18, most=50, skew=2.0),
+)
+unseen = Presentations(held_out("medium"), count=1000, curriculum=None)
+
+recipe = Recipe(
+    model="bundled:sudoku",
+    out="runs/sudoku/distill",
+    data=DataRecipe(records=puzzles, max_length=EXAMPLE_LEN, shuffle=False),
+    held_out=HeldOutRecipe(
+        data=DataRecipe(records=unseen, max_length=EXAMPLE_LEN, shuffle=False), every=250, examples=256
+    ),
+    train="all",
+    freeze=(),
+    objective="distill",
+    rollout=RolloutRecipe(steps=16),
+    noise=NoiseRecipe(encoder_weight=0.0),
+    optimizer=OptimizerRecipe(
+        kind="muon", learning_rate=1e-3, betas=(0.9, 0.99), weight_decay=1e-2, warmup=0.02, decay="constant"
+    ),
+    steps=600,
+    batch=64,
+    precision="fp32",
+    saving=SavingRecipe(every=50),
+)
