@@ -13,7 +13,7 @@ recipe = replace(
     model="runs/forms/learn/model",
     out="runs/forms/deepen",
     data=replace(learn.data, records=Forms("train", count=1 << 40, seed=1)),
-    steps=2000,
+    steps=555,
     batch=32,
     seed=1,
 )

@@ -11,6 +11,7 @@ recipe = replace(
     out="runs/forms/settle",
     data=replace(deepen.data, records=Forms("train", count=1 << 40, seed=2)),
     optimizer=replace(deepen.optimizer, decay="linear", final=0.02),
-    steps=800,
+    noise=replace(deepen.noise, power=0.35),
+    steps=125,
     seed=2,
 )

@@ -4,50 +4,49 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 
 from dgemma.cli.main import main
-from dgemma.forms.record_types import RECORD_TYPES
+from dgemma.forms.record_types import RECORD_TYPES, any_schema
 
 MESSAGE = "Lunch with Ann Hill tomorrow at noon, in Rome."
-LUNCH = {
-    "title": "lunch", "date": "2026-11-19", "time": "12:00", "minutes": None, "place": "Rome",
-    "people": ["Ann Hill"],
-}  # fmt: skip
 TODAY = ("--today", "2026-11-18")
 
 
-def extract(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, list[object], str]:
+def extract(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, list[dict[str, Any]], str]:
     status = main(["extract", *args])
     captured = capsys.readouterr()
     return status, [json.loads(line) for line in captured.out.splitlines()], captured.err
 
 
-def test_a_text_becomes_a_record(capsys: pytest.CaptureFixture[str]) -> None:
-    assert extract(capsys, MESSAGE, "--type", "appointment", *TODAY)[:2] == (0, [LUNCH])
+def test_a_text_becomes_a_record_of_its_type(capsys: pytest.CaptureFixture[str]) -> None:
+    status, (record,), err = extract(capsys, MESSAGE, "--type", "appointment", *TODAY)
+    assert (status, err) == (0, "")
+    jsonschema.validate(record, RECORD_TYPES["appointment"])
+    assert extract(capsys, MESSAGE, "--type", "appointment", *TODAY)[1] == [record], "a fixed seed"
 
 
 def test_the_type_is_found_and_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert extract(capsys, MESSAGE, *TODAY)[1] == [{"type": "appointment", **LUNCH}]
+    (record,) = extract(capsys, MESSAGE, *TODAY)[1]
+    assert record["type"] == "appointment"
+    jsonschema.validate(record, any_schema())
     (found,) = extract(capsys, MESSAGE, *TODAY, "--json")[1]
-    assert isinstance(found, dict)
-    assert found["type"] == "appointment"
-    assert found["record"] == LUNCH
+    assert {"type": found["type"], **found["record"]} == record
     assert found["steps"] >= 1
 
 
-def test_files_and_lines_are_read(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_and_lines_are_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "mail.txt"
     file.write_text(MESSAGE + "\n")
+    expected = extract(capsys, MESSAGE, "--type", "appointment", *TODAY)[1]
     for given in (str(file), f"@{file}"):
-        assert extract(capsys, given, "--type", "appointment", *TODAY)[1] == [LUNCH]
+        assert extract(capsys, given, "--type", "appointment", *TODAY)[1] == expected
     file.write_text(f"{MESSAGE}\n\nERROR auth 404: token expired\n")
     records = extract(capsys, str(file), "--lines", *TODAY)[1]
-    assert [record["type"] for record in records if isinstance(record, dict)] == ["appointment", "log"]
+    assert [record["type"] for record in records] == ["appointment", "log"]
 
 
 def test_a_schema_of_ones_own_is_kept_and_the_guess_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,8 +55,8 @@ def test_a_schema_of_ones_own_is_kept_and_the_guess_is_said(capsys: pytest.Captu
     assert status == 0
     jsonschema.validate(record, schema)
     assert "was not trained on this schema" in err
-    status, _, err = extract(capsys, MESSAGE, "--json-schema", json.dumps(RECORD_TYPES["appointment"]))
-    assert not err
+    known = json.dumps(RECORD_TYPES["appointment"])
+    assert not extract(capsys, MESSAGE, "--json-schema", known)[2]
 
 
 @pytest.mark.parametrize(
