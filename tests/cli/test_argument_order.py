@@ -19,6 +19,7 @@ LINES: dict[str, tuple[list[str], list[list[str]]]] = {
     "fill": (["MODEL", "FILE"], [["--json"], ["--seed", "3"]]),
     "edit": (["MODEL", "FILE", "an instruction"], [["--json"], ["--seed", "3"]]),
     "decide": (["MODEL", "INPUT"], [["--json"], ["--seed", "3"]]),
+    "extract": (["MODEL", "INPUT"], [["--json"], ["--seed", "3"]]),
     "solve": (["PUZZLE"], [["--json"], ["--seed", "3"]]),
     "serve": (["MODEL"], [["--exact"], ["--port", "3"]]),
     "run-batch": (["MODEL", "IN", "OUT"], [["--exact"], ["--max-num-seqs", "3"]]),

@@ -35,6 +35,7 @@ EXAMPLES = (
     "entries of a recipe (docs/training.md has them with their parts and defaults):\n"
     "  model, out, data, held_out     the checkpoint, the run's directory, what is learned, what is not\n"
     "  train, freeze, lora            an adapter (lora) or all weights; parts left alone; ranks and targets\n"
+    "  objective, rollout             denoise, or along the sampler's own paths: distill, reward\n"
     "  noise, optimizer               canvas and self-conditioning; learning rate, decay, clipping\n"
     "  steps, batch, micro_batch      steps; examples per step, and per forward\n"
     "  precision, device, compile, recompute, seed, saving, callbacks\n\n"
