@@ -66,6 +66,8 @@ def test_a_schema_of_ones_own_is_kept_and_the_guess_is_said(capsys: pytest.Captu
         ([" "], "some text"),
         (["x", "--today", "18.11.2026"], "2026-11-18"),
         (["@no-such-file"], "no-such-file"),
+        (["mial.txt"], "'mial.txt' looks like a file"),
+        (["mails/one"], "'mails/one' looks like a file"),
         (["x", "--json-schema", '{"type": "nothing"}'], "--json-schema"),
         (["x", "--type", "log", "--json-schema", "{}"], "not allowed with"),
         ([], "no INPUT"),

@@ -1,4 +1,4 @@
-"""The small models in the package: `bundled:sudoku`, `bundled:text`. Imports no torch."""
+"""The small models in the package: `bundled:forms`, `bundled:sudoku`, `bundled:text`. Imports no torch."""
 
 from __future__ import annotations
 

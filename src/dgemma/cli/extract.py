@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,10 @@ def _input(given: str) -> str:
         is_file = Path(given).is_file()
     except (OSError, ValueError):  # a text that no file could be called
         is_file = False
+    if not is_file and re.fullmatch(r"\S*(/\S+|\.[a-z]{2,5})", given):  # one word, and no sentence
+        raise InputError(
+            f"{given!r} looks like a file, and there is none; a message may come from stdin (-)."
+        )
     return read_text_file(given).text if is_file else check_text(given)
 
 
