@@ -1,18 +1,34 @@
-"""Training records of made messages: the prompt in a user turn, the record in the model's."""
+"""Training records of made messages: the prompt in a user turn, the record in the model's.
+
+Left to right the record is compact JSON; a canvas has it as a form.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any, overload
 
+from dgemma.text.tokenizer import Tokenizer
+from recipes.forms.layout import CANVAS, form_text
 from recipes.forms.messages import Split, make_message
+
+START = Path("runs/forms/start")
 
 
 class Forms(Sequence[dict[str, Any]]):
     """Record n for any n: a function of (split, seed, n) alone, so that a run can resume from a number."""
 
-    def __init__(self, split: Split, *, count: int, seed: int = 0) -> None:
-        self._split, self._count, self._seed = split, count, seed
+    def __init__(self, split: Split, *, count: int, seed: int = 0, model: Path = START) -> None:
+        self._split, self._count, self._seed, self._model = split, count, seed, model
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_directory(self._model)
+
+    def _num_tokens(self, text: str) -> int:
+        return len(self._tokenizer.encode(text))
 
     def __len__(self) -> int:
         return self._count
@@ -27,4 +43,6 @@ class Forms(Sequence[dict[str, Any]]):
         if not 0 <= index < self._count:
             raise IndexError(index)
         message = make_message(self._split, index, seed=self._seed)
-        return {"prompt": message.prompt, "response": message.answer}
+        # One token of a canvas is the turn's end.
+        canvas = form_text(message.expected, self._num_tokens, limit=CANVAS - 1)
+        return {"prompt": message.prompt, "response": message.answer, "canvas": canvas}

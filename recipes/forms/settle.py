@@ -1,17 +1,16 @@
-"""The last part, at a falling rate: `PYTHONPATH=. dgemma train recipes/forms/settle.py`, after deepen."""
+"""The last part, at a falling rate: `PYTHONPATH=. dgemma train recipes/forms/settle.py`, after learn."""
 
 from dataclasses import replace
 
-from recipes.forms.deepen import recipe as deepen
+from recipes.forms.learn import recipe as learn
 from recipes.forms.records import Forms
 
 recipe = replace(
-    deepen,
-    model="runs/forms/deepen/model",
+    learn,
+    model="runs/forms/learn/model",
     out="runs/forms/settle",
-    data=replace(deepen.data, records=Forms("train", count=1 << 40, seed=2)),
-    optimizer=replace(deepen.optimizer, decay="linear", final=0.02),
-    noise=replace(deepen.noise, power=0.35),
-    steps=125,
-    seed=2,
+    data=replace(learn.data, records=Forms("train", count=1 << 40, seed=4)),
+    optimizer=replace(learn.optimizer, decay="linear", final=0.02),
+    steps=200,
+    seed=4,
 )

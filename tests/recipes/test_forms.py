@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections import Counter, defaultdict
 
 import jsonschema
 import pytest
 
+from dgemma.checkpoint.bundled import bundled_path
 from dgemma.errors import InputError
 from dgemma.forms.record_types import RECORD_TYPES, any_schema, make_prompt, record_schema
+from dgemma.text.tokenizer import Tokenizer
+from recipes.forms.layout import CANVAS, form_text
 from recipes.forms.messages import SPLITS, Split, make_message
 from recipes.forms.records import Forms
 from recipes.forms.templates import HELD_OUT, TRAINED
@@ -71,9 +75,23 @@ def test_an_unknown_type_is_refused_with_a_suggestion() -> None:
 
 
 def test_records_can_be_read_from_any_number() -> None:
-    records = Forms("train", count=10)
+    records = Forms("train", count=10, model=bundled_path("forms"))
     assert len(records) == 10
     assert records[2:4] == [records[2], records[3]]
-    assert set(records[0]) == {"prompt", "response"}
+    assert json.loads(records[0]["canvas"]) == json.loads(records[0]["response"])
     with pytest.raises(IndexError):
         records[10]
+
+
+def test_fields_of_a_form_begin_at_the_same_token() -> None:
+    tokenizer = Tokenizer.from_directory(bundled_path("forms"))
+    places: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+    for number in range(COUNT):
+        message = make_message("train", number)
+        text = form_text(message.expected, lambda text: len(tokenizer.encode(text)), limit=CANVAS - 1)
+        assert json.loads(text) == message.expected
+        assert len(tokenizer.encode(text)) < CANVAS
+        for key in message.record if message.is_typed else ():
+            places[message.type, key][len(tokenizer.encode(text[: text.index(f'"{key}":')]))] += 1
+    for field, counts in places.items():
+        assert counts.most_common(1)[0][1] > 0.85 * counts.total(), field

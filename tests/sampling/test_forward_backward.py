@@ -1,11 +1,13 @@
-"""Strings of a language over a canvas, against every string written out."""
+"""Strings of a language over a canvas, against every string written out; by the kernel and by numpy."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,8 @@ from numpy.typing import NDArray
 
 import sizes
 from chi_square import chi_square
+from dgemma.kernels.forward_backward import kernel
+from dgemma.sampling import forward_backward
 from dgemma.sampling.forward_backward import backward, class_dfa, marginals, sample_path, viterbi
 
 NUM_CLASSES, LENGTH = 3, 4
@@ -21,6 +25,19 @@ NUM_CLASSES, LENGTH = 3, 4
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+
+
+@pytest.fixture(scope="module", params=["kernel", "numpy"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "numpy":
+            patch.setattr(forward_backward, "kernel", lambda: None)
+        elif kernel() is None:
+            pytest.skip("no kernel: there is no C++ compiler, or no AVX2")
+        yield request.param
+
+
+pytestmark = pytest.mark.usefixtures("way")
 
 
 def random_case(seed: int, states: int) -> tuple[Ints, Floats, Bools]:
@@ -109,3 +126,34 @@ def test_draws_follow_the_conditioned_distribution() -> None:
         assert abs(chi_square(counts, logs.softmax(-1) * draws)) < 4
         # The test can fail: against a slightly hotter distribution it does.
         assert chi_square(counts, (logs / 1.3).softmax(-1) * draws) > 4
+
+
+def test_the_kernel_computes_what_numpy_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the size of a JSON schema, with masses that a float could not hold side by side."""
+    generator = np.random.default_rng(0)
+    states, classes, length = 300, 90, 120
+    transitions = np.where(
+        generator.random((classes, states)) < 0.03, generator.integers(0, states, (classes, states)), -1
+    )
+    transitions[0] = np.arange(1, states + 1) % states  # from each state a path leads on
+    emissions = generator.normal(0.0, 200.0, (length, classes))
+    emissions[generator.random((length, classes)) < 0.2] = -math.inf
+    emissions[:, 0] = -900.0
+    races = np.log(generator.exponential(size=(length, classes)))
+    final = generator.random(states) < 0.5
+    dfa, found = class_dfa(transitions), []
+    for compute in (kernel, lambda: None):
+        monkeypatch.setattr(forward_backward, "kernel", compute)
+        betas = backward(dfa, emissions, final)
+        shares = marginals(dfa, emissions, 0, betas)
+        paths = sample_path(dfa, emissions, 0, betas, races), viterbi(dfa, emissions, 0, final)
+        found.append((betas, shares, *paths))
+    for ours, plain in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(found[0][1].sum(1), 1.0, rtol=1e-9)
+
+
+def test_a_path_that_cannot_go_on_is_an_error() -> None:
+    dfa = class_dfa(np.array([[1, -1]]))
+    with pytest.raises(ValueError):
+        sample_path(dfa, np.zeros((2, 1)), 0, np.zeros((3, 2)), np.zeros((2, 1)))

@@ -51,6 +51,19 @@ def test_a_value_is_written_with_spaces_or_without(value: object) -> None:
     assert not dfa.matches(json.dumps(value, ensure_ascii=False) + " ")
 
 
+def test_commas_have_spaces_after_them_and_nothing_else_has() -> None:
+    """A model that puts fields at fixed places of its canvas fills up with spaces."""
+    dfa = build_dfa(value_grammar({"a": "x", "b": [1, 2]}, JSON))
+    assert dfa.matches('{"a": "x",' + " " * 200 + '"b":[1,   2]}')
+    for text in (
+        '{"a":  "x","b":[1,2]}',
+        '{"a":"x" ,"b":[1,2]}',
+        '{ "a":"x","b":[1,2]}',
+        '{"a":"x","b":[1,2] }',
+    ):
+        assert not dfa.matches(text), text
+
+
 def test_styles_are_compared_by_value() -> None:
     """They are parts of cache keys."""
     assert JsonSyntax() == JsonSyntax()

@@ -61,14 +61,14 @@ RECORD_TYPES: RecordTypes = {
     ),
     "order": _object(
         customer=_or_null(_TEXT),
+        currency=_or_null({"enum": list(CURRENCIES)}),
+        due=_or_null(_DATE),
         items={
             "type": "array",
             "items": _object(name=_TEXT, count=_COUNT, price=_or_null(_NUMBER)),
             "minItems": 1,
             "maxItems": 3,
         },
-        currency=_or_null({"enum": list(CURRENCIES)}),
-        due=_or_null(_DATE),
     ),
     "contact": _object(
         name=_TEXT,
@@ -128,6 +128,6 @@ def make_prompt(type_: str | None, message: str, today: datetime.date) -> str:
     return f"{header}\n{calendar}\n\n{message.strip()}"
 
 
-def to_text(record: Mapping[str, Any]) -> str:
-    """A record as the model writes it."""
+def to_text(record: Any) -> str:
+    """A record, or a part of one, as compact JSON."""
     return json.dumps(record, ensure_ascii=False, separators=(",", ":"))

@@ -7,8 +7,8 @@ the first position to the last. All of it is exact: the model's distribution, co
 the DFA.
 
 Positions depend on each other in order, so this is many small sums. They run in 64 bits and in the log
-domain, because over a canvas two states may differ by more than a float holds. numpy does that on the CPU,
-whatever device the model runs on.
+domain, because over a canvas two states may differ by more than a float holds. They run on the CPU, whatever
+device the model runs on: in a compiled kernel, or with numpy, which is the reference implementation.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dgemma.kernels.forward_backward import kernel
 
 # Shapes: canvas = positions, states, classes; transitions, edges and class_sets as `ClassDFA` defines them.
 
@@ -54,7 +56,7 @@ class ClassDFA:
 def class_dfa(transitions: NDArray[np.integer]) -> ClassDFA:
     """From the next state of each class in each state [classes, states]; -1 where there is no transition."""
     num_classes, num_states = transitions.shape
-    source, symbol = np.nonzero(transitions.T >= 0)
+    source, symbol = map(np.ascontiguousarray, np.nonzero(transitions.T >= 0))
     target = transitions[symbol, source].astype(np.intp)
     edges, edge_of = np.unique(source * num_states + target, return_inverse=True)
     symbols_by_edge = symbol[np.argsort(edge_of, kind="stable")]
@@ -83,14 +85,15 @@ def backward(dfa: ClassDFA, emissions: Floats, final_states: Bools) -> Floats:
 
     emissions [canvas, classes]: log mass of each class. final_states [states]: True where a string may end.
     """
-    sums = _log_sums(emissions[:, dfa.class_set_members], dfa.class_set_begins)
-    return _backward(dfa, sums, final_states, adds=True)
+    return _backward(dfa, _set_sums(dfa, emissions, adds=True), final_states, adds=True)
 
 
 def marginals(dfa: ClassDFA, emissions: Floats, start_state: int, betas: Floats) -> Floats:
     """Probability that a position holds a token of each class [canvas, classes]; `betas` from `backward`."""
+    set_sums = _set_sums(dfa, emissions, adds=True)
+    if (library := kernel()) is not None:
+        return library.marginals(dfa, emissions, start_state, set_sums, betas)
     members = emissions[:, dfa.class_set_members]
-    set_sums = _log_sums(members, dfa.class_set_begins)
     set_probs = np.zeros_like(set_sums)  # that a position takes a transition of each class set
     alpha = np.zeros(dfa.num_states)
     alpha[start_state] = 1.0
@@ -123,13 +126,14 @@ def viterbi(dfa: ClassDFA, best_emissions: Floats, start_state: int, final_state
 
     best_emissions [canvas, classes]: log-probability of each class's most likely token.
     """
-    members = best_emissions[:, dfa.class_set_members]
-    maxima = np.maximum.reduceat(members, dfa.class_set_begins, axis=1) if members.size else members
+    maxima = _set_sums(dfa, best_emissions, adds=False)
     return _best_path(dfa, best_emissions, start_state, _backward(dfa, maxima, final_states, adds=False))
 
 
 def _best_path(dfa: ClassDFA, values: Floats, start_state: int, betas: Floats) -> Ints:
     """From the start state, at each position the best transition together with what can follow it."""
+    if (library := kernel()) is not None:
+        return library.best_path(dfa, values, start_state, betas)
     state = start_state
     path = np.empty(len(values), np.intp)
     for at in range(len(values)):
@@ -142,6 +146,8 @@ def _best_path(dfa: ClassDFA, values: Floats, start_state: int, betas: Floats) -
 
 def _backward(dfa: ClassDFA, set_values: Floats, final_states: Bools, *, adds: bool) -> Floats:
     """What can follow each state [canvas + 1, states]: the sum over its edges, or the best of them."""
+    if (library := kernel()) is not None:
+        return library.backward(dfa, set_values, np.where(final_states, 0.0, NEVER), adds=adds)
     betas = np.full((len(set_values) + 1, dfa.num_states), NEVER)
     betas[-1] = np.where(final_states, 0.0, NEVER)
     # States without transitions are left out: `reduceat` has no empty groups.
@@ -150,6 +156,16 @@ def _backward(dfa: ClassDFA, set_values: Floats, final_states: Bools, *, adds: b
         paths = set_values[at, dfa.edge_class_set] + betas[at + 1, dfa.edge_to]
         betas[at, sources] = _log_sums(paths, begins) if adds else np.maximum.reduceat(paths, begins)
     return betas
+
+
+def _set_sums(dfa: ClassDFA, emissions: Floats, *, adds: bool) -> Floats:
+    """The log mass of each class set, or that of its best class [canvas, class_sets]."""
+    if (library := kernel()) is not None:
+        return library.sum_sets(dfa, emissions, adds=adds)
+    members = emissions[:, dfa.class_set_members]
+    if adds:
+        return _log_sums(members, dfa.class_set_begins)
+    return np.maximum.reduceat(members, dfa.class_set_begins, axis=1) if members.size else members
 
 
 def _log_sums(values: Floats, begins: Ints) -> Floats:

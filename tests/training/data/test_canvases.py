@@ -51,6 +51,19 @@ def test_the_fill_is_supervised_unless_the_text_was_cut_off() -> None:
     assert middle.weights.tolist() == [[1, 1, 1, 1]]
 
 
+def test_a_canvas_of_its_own_takes_the_place_of_the_response() -> None:
+    example = TrainingExample((10, 11, 12, 13), (Span(2, 4),), canvas=(30, 31, 32))
+    batch = make_batch([example], [0], SETTINGS)
+    assert (batch.starts.item(), batch.clean.tolist()) == (2, [[30, 31, 32, EOS]])
+    assert batch.weights.tolist() == [[1, 1, 1, 1]]
+    assert batch.encoder_targets.tolist() == [12, 13]
+    with pytest.raises(InputError, match="canvas has 3 tokens; it must fit into one canvas, of 2"):
+        cut(example, 2)
+    for spans, canvas in (((Span(1, 2), Span(2, 4)), (30,)), ((Span(2, 4),), ())):
+        with pytest.raises(InputError, match="in place of one response"):
+            TrainingExample((10, 11, 12, 13), spans, canvas=canvas)
+
+
 def test_header_tokens_carry_no_loss() -> None:
     """A canvas or an encoder target outside a reply would teach the model to write headers."""
     replies = {13, 14, 15, 16, 17, 18, 21, 22, 23}

@@ -77,6 +77,20 @@ def test_of_a_prompt_of_messages_only_the_response_is_learned() -> None:
     assert line.count("[[") == 1
 
 
+@pytest.mark.parametrize(("reader", "end"), [(CHAT, "<turn|>"), (RAW, "<eos>")])
+def test_a_canvas_of_its_own_ends_as_the_response_and_is_read_by_nobody(
+    reader: RecordReader, end: str
+) -> None:
+    record = {"prompt": "a", "response": "x"}
+    (plain,), (example,) = (reader.read(r).examples for r in (record, {**record, "canvas": "x   y"}))
+    assert (example.tokens, example.responses) == (plain.tokens, plain.responses)
+    assert example.canvas == tuple(ids_of("x   y" + end))
+    assert plain.canvas is None
+    short = clip(example, len(example.tokens) - 1)
+    assert isinstance(short, TrainingExample)
+    assert short.canvas == example.canvas
+
+
 def test_chats_become_what_reply_spans_finds() -> None:
     chat = [*MESSAGES, {"role": "user", "content": "b"}, {"role": "assistant", "content": "y"}]
     reader = RecordReader(tokenizer=TOKENIZER, template=LARGE)
@@ -182,6 +196,8 @@ def test_of_several_replies_those_with_room_remain() -> None:
         (CHAT, {"prompt": "a"}, "'prompt' and no response; give the text to learn"),
         (CHAT, {"prompt": "a", "response": "b", "completion": "c"}, "'prompt' and two responses"),
         (CHAT, {"prompt": "a", "response": 7}, "response is of type int; give a string"),
+        (CHAT, {"prompt": "a", "response": "b", "canvas": 7}, "canvas is of type int; give a string"),
+        (CHAT, {"text": "a", "canvas": "b"}, "unknown key 'canvas'"),
         (CHAT, {"prompt": 7, "completion": "b"}, "prompt is of type int; give a string or messages"),
         (CHAT, {"text": 7}, "text is of type int; give a string"),
         (CHAT, {"text": "\ud800"}, "lone surrogate"),
@@ -207,7 +223,7 @@ def test_of_several_replies_those_with_room_remain() -> None:
         (SMALL_VOCABULARY, {"tokens": [1, 9], "responses": [[1, 2]]}, "a token is 9; tokens are from 0 to 8"),
         (SMALL_VOCABULARY, TrainingExample((1, 9), (Span(1, 2),)), "Was the data made for another tokenizer"),
     ],
-    ids=range(35),
+    ids=range(37),
 )  # fmt: skip
 def test_a_faulty_record_is_refused(reader: RecordReader, record: Any, problem: str) -> None:
     with pytest.raises(InputError, match=problem):

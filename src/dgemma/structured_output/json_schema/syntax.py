@@ -1,7 +1,8 @@
 """How values are written: as JSON, or as the arguments of a tool call.
 
-Each character of a string has one encoding. Between two values JSON has `: ` or `:`, `, ` or `,`; a call has
-no spaces. So two texts of one value differ only in the spelling of numbers and in spaces.
+Each character of a string has one encoding. Between two values JSON has `: ` or `:`, and `,` with any number
+of spaces, so that a model can put fields at fixed places of its canvas; a call has no spaces. So two texts of
+one value differ only in the spelling of numbers and in spaces.
 
 The content of a string is a tree of characters as they are meant; `escaped` makes it a tree of characters as
 they are written, leaf by leaf. Therefore intersections and differences can be taken before or after it.
@@ -43,7 +44,7 @@ _SPACE = Repeat(literal(" "), 0, 1)
 _BARE_KEY = Concat((CharClass(_BARE), Repeat(Concat((_SPACE, CharClass(_BARE))), 0, None)))
 FREE_CONTENT = Repeat(FREE_CHARACTER, 0, None)
 _COLON, _COMMA = literal(":"), literal(",")
-_COLON_SPACE, _COMMA_SPACE = Concat((_COLON, _SPACE)), Concat((_COMMA, _SPACE))
+_COLON_SPACE, _COMMA_SPACES = Concat((_COLON, _SPACE)), Concat((_COMMA, Repeat(literal(" "), 0, None)))
 
 
 class ValueSyntax(Protocol):
@@ -70,10 +71,10 @@ class ValueSyntax(Protocol):
 
 @dataclass(frozen=True)
 class JsonSyntax:
-    """JSON: `{"a": [1, true], "b": "text"}`, with or without the spaces."""
+    """JSON: `{"a": [1, true], "b": "text"}`, without the spaces, or with more of them after commas."""
 
     colon: Node = _COLON_SPACE
-    comma: Node = _COMMA_SPACE
+    comma: Node = _COMMA_SPACES
     free_key: Node = FREE_CONTENT
 
     def escaped(self, content: Node) -> Node:

@@ -147,6 +147,12 @@ class Canvas:
 
 def cut(example: TrainingExample, canvas_len: int) -> list[Canvas]:
     """Every canvas of every response. Canvases are counted from the start of their response."""
+    if example.canvas is not None:
+        if len(example.canvas) > canvas_len:
+            raise InputError.about(
+                "canvas", f"has {len(example.canvas)} tokens; it must fit into one canvas, of {canvas_len}."
+            )
+        return [Canvas(example.responses[0].start, example.canvas, True)]
     canvases = []
     for span in example.responses:
         is_cut_off = example.clipped and span is example.responses[-1]

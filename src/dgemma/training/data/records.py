@@ -5,7 +5,7 @@ A record is a chat, a prompt with its response, a text, or tokens; ShareGPT's an
 | keys | what is learned |
 |---|---|
 | messages, tools?, thinking? | each of the assistant's replies, through the chat template |
-| prompt, response (or completion), tools?, thinking? | the response |
+| prompt, response (or completion), canvas?, tools?, thinking? | the response; by a canvas, `canvas` |
 | text | all of it |
 | tokens, responses, clipped? | the spans that `responses` names |
 | conversations, tools?, thinking? | ShareGPT: as messages |
@@ -15,7 +15,7 @@ A record is a chat, a prompt with its response, a text, or tokens; ShareGPT's an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -33,7 +33,7 @@ IGNORED_KEYS = ("id", "source", "meta", "metadata")
 # The keys of each record format, by the key that identifies the format.
 _FORMATS = {
     "messages": ("messages", "tools", "thinking"),
-    "prompt": ("prompt", "response", "completion", "tools", "thinking"),
+    "prompt": ("prompt", "response", "completion", "canvas", "tools", "thinking"),
     "text": ("text",),
     "tokens": ("tokens", "responses", "clipped"),
     "conversations": ("conversations", "tools", "thinking"),
@@ -58,11 +58,14 @@ class TrainingExample:
       all of a text; never a header. Canvases are counted from the start of each span. Tokens outside the
       spans are context only.
     clipped: the last response was truncated by a length limit, so its end is not supervised.
+    canvas: what a canvas learns in place of the only response, which the encoder learns: the same answer in a
+      layout that suits a canvas, such as fields at fixed places.
     """
 
     tokens: tuple[int, ...]
     responses: tuple[Span, ...]
     clipped: bool = False
+    canvas: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.responses:
@@ -82,6 +85,12 @@ class TrainingExample:
         if self.clipped and end != len(self.tokens):
             raise InputError(
                 "an example is clipped, but its last response does not reach its end.", field="clipped"
+            )
+        if self.canvas is not None and (len(self.responses) != 1 or not self.canvas):
+            raise InputError.about(
+                "canvas",
+                f"has {len(self.canvas)} tokens, and the example {len(self.responses)} responses; give some "
+                "tokens, in place of one response.",
             )
 
 
@@ -142,6 +151,7 @@ class RecordReader:
         examples = [record] if isinstance(record, TrainingExample) else self._examples(record)
         for example in examples:
             self.check_tokens(example.tokens)
+            self.check_tokens(example.canvas or ())
         clipped = [clip(example, self.max_length) for example in examples]
         return RecordReading(
             examples=tuple(example for example in clipped if isinstance(example, TrainingExample)),
@@ -264,9 +274,17 @@ class RecordReader:
                 f"the record has 'prompt' and {found}; give the text to learn as one of 'response' and "
                 "'completion'."
             )
-        prompt, response = entries["prompt"], entries[keys[0]]
+        examples = self._answered(entries, keys[0])
+        if "canvas" not in entries:
+            return examples
+        (example,), (as_canvas,) = examples, self._answered(entries, "canvas")
+        return [replace(example, canvas=as_canvas.tokens[as_canvas.responses[0].start :])]
+
+    def _answered(self, entries: dict[Any, Any], answer_key: str) -> list[TrainingExample]:
+        """The prompt with the answer that is at this key."""
+        prompt, response = entries["prompt"], entries[answer_key]
         if not isinstance(response, str):
-            raise InputError.about(keys[0], f"is of type {type(response).__name__}; give a string.")
+            raise InputError.about(answer_key, f"is of type {type(response).__name__}; give a string.")
         if isinstance(prompt, str) and self._is_raw:
             for key in ("tools", "thinking"):
                 if key in entries:
@@ -274,7 +292,7 @@ class RecordReader:
                         f"the record has {key!r}, which a raw prompt has no place for; remove it.", field=key
                     )
             ids = (*self.bos(), *self.encode(prompt, "prompt"))
-            return [_joined(ids, [*self.encode(response, keys[0]), self.eos()])]
+            return [_joined(ids, [*self.encode(response, answer_key), self.eos()])]
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
         elif not isinstance(prompt, list | tuple):
@@ -303,6 +321,7 @@ def clip(example: TrainingExample, max_length: int | None) -> TrainingExample | 
         (*kept[:-1], Span(kept[-1].start, stop)),
         # The cut is inside the last response, or after a response that is complete.
         clipped=stop < kept[-1].stop,
+        canvas=example.canvas,
     )
 
 
