@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks import record
 from dgemma.evaluation.intervals import wilson
 from dgemma.forms.record_types import any_schema, record_schema
 from dgemma.language_model import LanguageModel, load
-from recipes.forms.messages import SPLITS, Message, make_message
+from recipes.forms.messages import SPLITS, Message, Split, make_message
 
 WAYS: dict[str, dict[str, Any]] = {
     "free": {},
@@ -35,35 +37,76 @@ def main() -> None:
     parser.add_argument("--suffix", default="", help="of the result file's name")
     args = parser.parse_args()
     lm = load(args.model)
-    findings: dict[str, Any] = {"messages": args.messages}
+    findings: dict[str, Any] = {"model": args.model, "messages": args.messages}
     for split in args.splits:
-        messages = [make_message(split, number, seed=1) for number in range(args.messages)]
+        found = findings[split] = measure(lm, split, args.messages, args.ways)
         for way in args.ways:
-            found = findings[f"{split}, {way}"] = measure(lm, messages, way)
-            print(split, way, found, flush=True)
+            row = {name: value for name, value in found[way].items() if name != "wrong"}
+            print(split, way, row, flush=True)
+        print(split, "left to right takes times as long as", found["ratios"], flush=True)
     record.write("forms", findings, args.suffix)
 
 
-def measure(lm: LanguageModel, messages: list[Message], way: str) -> dict[str, Any]:
-    exact, right, fields, forwards, wrong = 0, 0, 0, 0, []
-    began = time.perf_counter()
-    for message in messages:
-        found, used = extract(lm, message, way)
-        forwards += used
-        expected = message.expected
-        exact += found == expected
-        if found != expected and len(wrong) < 5:
-            wrong.append({"message": message.text, "record": expected, "found": found})
-        fields += len(expected)
-        right += sum(isinstance(found, dict) and k in found and found[k] == v for k, v in expected.items())
-    return {
-        "exact": exact / len(messages),
-        "interval": asdict(wilson(exact, len(messages))),
-        "fields": right / fields,
-        "forwards": forwards / len(messages),
-        "seconds": (time.perf_counter() - began) / len(messages),
-        "wrong": wrong,
+def measure(lm: LanguageModel, split: Split, count: int, ways: Sequence[str]) -> dict[str, Any]:
+    """All ways on each message in turn, so that whatever else the machine does falls on all of them."""
+    tallies = {way: Tally() for way in ways}
+    for way in ways:  # compilation and first use are not counted
+        extract(lm, make_message("train", 0, seed=1), way)
+    for number in range(count):
+        message = make_message(split, number, seed=1)
+        for at in range(len(ways)):
+            way = ways[(number + at) % len(ways)]
+            began = time.perf_counter()
+            found, used = extract(lm, message, way)
+            tallies[way].add(message, found, used, time.perf_counter() - began)
+    found = {way: tally.summary() for way, tally in tallies.items()}
+    slow = tallies.get("left to right")
+    ratios = {
+        way: quartiles([a / b for a, b in zip(slow.seconds, tally.seconds, strict=True)])
+        for way, tally in tallies.items()
+        if slow is not None and tally is not slow
     }
+    return {**found, "ratios": ratios}
+
+
+@dataclass
+class Tally:
+    """What one way found."""
+
+    exact: int = 0
+    fields: int = 0
+    right: int = 0
+    forwards: int = 0
+    seconds: list[float] = field(default_factory=list)
+    wrong: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, message: Message, found: Any, forwards: int, seconds: float) -> None:
+        expected = message.expected
+        self.exact += found == expected
+        if found != expected and len(self.wrong) < 5:
+            self.wrong.append({"message": message.text, "record": expected, "found": found})
+        self.fields += len(expected)
+        values = found if isinstance(found, dict) else {}
+        self.right += sum(key in values and values[key] == value for key, value in expected.items())
+        self.forwards += forwards
+        self.seconds.append(seconds)
+
+    def summary(self) -> dict[str, Any]:
+        count = len(self.seconds)
+        return {
+            "exact": self.exact / count,
+            "exact_interval": asdict(wilson(self.exact, count)),
+            "fields": self.right / self.fields,
+            "fields_interval": asdict(wilson(self.right, self.fields)),
+            "forwards": self.forwards / count,
+            "seconds": sum(self.seconds) / count,
+            "seconds_quartiles": quartiles(self.seconds),
+            "wrong": self.wrong,
+        }
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    return [round(value, 4) for value in statistics.quantiles(values, n=4)]
 
 
 def extract(lm: LanguageModel, message: Message, way: str) -> tuple[Any, int]:
