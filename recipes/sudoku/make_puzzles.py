@@ -16,7 +16,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from os import cpu_count
 from pathlib import Path
 
 import numpy as np
@@ -56,15 +55,13 @@ def _make(count: int) -> Iterator[Puzzle]:
     program = shutil.which("qqwing")
     if program is None:
         sys.exit("qqwing is not installed; on Debian: apt install qqwing")
-    workers = cpu_count() or 1
-    shares = [count // workers + (number < count % workers) for number in range(workers)]
-    asked = [[program, "--generate", str(share), "--csv", "--puzzle", "--solution"] for share in shares]
-    running = [subprocess.Popen(call, stdout=subprocess.PIPE, text=True) for call in asked]
-    for process in running:
+    # One process: qqwing seeds itself by the clock, and two that start in one second make the same puzzles.
+    call = [program, "--generate", str(count), "--csv", "--puzzle", "--solution"]
+    with subprocess.Popen(call, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield from _read(process.stdout)
-        if process.wait():
-            sys.exit(f"qqwing ended with {process.returncode}")
+    if process.returncode:
+        sys.exit(f"qqwing ended with {process.returncode}")
 
 
 def _read(lines: Iterable[str]) -> Iterator[Puzzle]:
