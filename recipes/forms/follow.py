@@ -19,6 +19,6 @@ recipe = replace(
     objective="distill",
     rollout=RolloutRecipe(steps=4, sampling={name: GENERATION[name] for name in ("t_min", "t_max")}),
     optimizer=replace(learn.optimizer, warmup=0.003),
-    steps=6000,
+    steps=213,
     seed=5,
 )

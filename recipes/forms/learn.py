@@ -14,7 +14,7 @@ from dgemma.training.recipe import (
 from recipes.forms.records import Forms
 
 LENGTH = 256
-PACKED = 512
+PACKED = 300  # two examples
 
 recipe = Recipe(
     model="runs/forms/start",
@@ -34,7 +34,7 @@ recipe = Recipe(
     optimizer=OptimizerRecipe(
         kind="muon", learning_rate=3e-3, betas=(0.9, 0.98), weight_decay=1e-2, warmup=0.02, decay="constant"
     ),
-    steps=1000,
+    steps=513,
     batch=32,
     saving=SavingRecipe(every=50),
     seed=3,
