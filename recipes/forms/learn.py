@@ -14,7 +14,7 @@ from dgemma.training.recipe import (
 from recipes.forms.records import Forms
 
 LENGTH = 256
-PACKED = 300  # two examples
+PACKED = 512
 
 recipe = Recipe(
     model="runs/forms/start",

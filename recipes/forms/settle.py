@@ -11,6 +11,6 @@ recipe = replace(
     out="runs/forms/settle",
     data=replace(follow.data, records=Forms("train", count=1 << 40, seed=6)),
     optimizer=replace(follow.optimizer, learning_rate=2.5e-3, warmup=0.01, decay="linear", final=0.02),
-    steps=800,
+    steps=520,
     seed=6,
 )
