@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from dgemma.training.recipe import RolloutRecipe
 from recipes.forms.learn import recipe as learn
-from recipes.forms.make_model import GENERATION
 from recipes.forms.records import Forms
 
 recipe = replace(
@@ -17,7 +16,7 @@ recipe = replace(
     out="runs/forms/follow",
     data=replace(learn.data, records=Forms("train", count=1 << 40, seed=5)),
     objective="distill",
-    rollout=RolloutRecipe(steps=4, sampling={name: GENERATION[name] for name in ("t_min", "t_max")}),
+    rollout=RolloutRecipe(steps=4, sampling={"t_min": 0.1, "t_max": 0.3, "max_denoising_steps": 48}),
     optimizer=replace(learn.optimizer, warmup=0.003),
     steps=213,
     seed=5,

@@ -31,7 +31,15 @@ def test_a_text_becomes_a_record_of_its_type(capsys: pytest.CaptureFixture[str])
 
 def test_the_type_is_found_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     (record,) = extract(capsys, MESSAGE, *TODAY)[1]
-    assert record["type"] == "appointment"
+    assert record == {
+        "type": "appointment",
+        "title": "lunch",
+        "date": "2026-11-19",
+        "time": "12:00",
+        "minutes": None,
+        "place": "Rome",
+        "people": ["Ann Hill"],
+    }
     jsonschema.validate(record, any_schema())
     (found,) = extract(capsys, MESSAGE, *TODAY, "--json")[1]
     assert {"type": found["type"], **found["record"]} == record
