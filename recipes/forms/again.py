@@ -1,7 +1,7 @@
-"""More of it: `PYTHONPATH=. dgemma train recipes/forms/again.py`, after settle, and settle.py after it.
+"""More of it: `PYTHONPATH=. dgemma train recipes/forms/again.py`, after settle; then settle from its model.
 
-The rate stays where it is, so `steps=N` prolongs a run. Six steps of each path are learned, because canvases that
-take longer than three are those that go wrong.
+The rate stays where it is, so `steps=N` prolongs a run. Six steps of each path are learned, because canvases
+that take longer than three are those that go wrong.
 """
 
 from dataclasses import replace
