@@ -21,7 +21,7 @@ PACKAGES: dict[str, set[str]] = {
     "worker_process": {"errors"},
     "machine": set(),
     "sudoku": {"errors"},
-    "forms": {"errors", "events"},
+    "forms": {"errors", "events", "structured_output"},
     "kernels": {"errors"},
     "model": {"errors", "kernels"},
     "sampling": {"errors", "params", "kernels"},

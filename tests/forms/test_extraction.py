@@ -19,7 +19,7 @@ from dgemma.forms.extraction import (
     read_extraction,
     read_record_types,
 )
-from dgemma.forms.record_types import RECORD_TYPES, RecordTypes, any_schema, make_prompt
+from dgemma.forms.record_types import RECORD_TYPES, RecordTypes, any_schema, grounded, make_prompt
 
 TODAY = datetime.date(2026, 11, 18)
 OWN: RecordTypes = {"ticket": {"type": "object", "properties": {"title": {"type": "string"}}}}
@@ -38,7 +38,7 @@ def answer(text: str) -> Answer:
 def test_a_trained_model_reads_the_prompt_of_its_training() -> None:
     asked = request("order")
     assert asked.prompt == make_prompt("order", "two lamps", TODAY)
-    assert asked.schema == RECORD_TYPES["order"]
+    assert asked.schema == grounded(RECORD_TYPES["order"], " two lamps ")
     assert asked.is_trained
     assert not asked.names_type
 
@@ -51,7 +51,7 @@ def test_the_schema_of_a_known_type_is_that_type() -> None:
 def test_without_a_type_the_model_names_it() -> None:
     asked = request()
     assert asked.prompt == make_prompt(None, "two lamps", TODAY)
-    assert asked.schema == any_schema()
+    assert asked.schema == grounded(any_schema(), " two lamps ")
     found = read_extraction(asked, answer('{"type":"contact","name":"Ann"}'))
     assert found.type == "contact"
     assert found.record == {"name": "Ann"}
@@ -77,7 +77,7 @@ def test_a_foreign_schema_is_explained_in_words(trained: RecordTypes | None) -> 
 def test_any_model_can_be_asked_for_a_built_in_type() -> None:
     asked = request("order", trained=None)
     assert not asked.is_trained
-    assert asked.schema == RECORD_TYPES["order"]
+    assert asked.schema == grounded(RECORD_TYPES["order"], " two lamps ")
     assert '"customer"' in asked.prompt
 
 
@@ -109,3 +109,17 @@ def test_a_broken_file_of_types_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)
     with pytest.raises(CheckpointError, match=FILE_NAME):
         read_record_types(tmp_path)
+
+
+def test_what_is_verbatim_is_words_of_the_message() -> None:
+    schema = request("order").schema
+    assert schema["properties"]["customer"]["anyOf"][0] == {"type": "string", "x-spanOf": " two lamps "}
+    assert "x-spanOf" not in json.dumps(schema["properties"]["due"])
+    assert "x-verbatim" not in json.dumps(schema)
+    assert "x-verbatim" in json.dumps(RECORD_TYPES["order"])
+
+
+def test_long_messages_are_not_bound_to_their_words() -> None:
+    message = "two lamps " * 700
+    asked = extraction_request(message, "order", None, today=TODAY, trained=None)
+    assert asked.schema == RECORD_TYPES["order"]

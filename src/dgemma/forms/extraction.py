@@ -19,6 +19,7 @@ from dgemma.forms.record_types import (
     RecordTypes,
     Schema,
     any_schema,
+    grounded,
     make_prompt,
     record_schema,
 )
@@ -91,7 +92,11 @@ def extraction_request(
     is_trained = trained is not None and (names_type or type_ is not None)
     prompt = make_prompt(type_, message, today) if is_trained else _explain(schema, message, today)
     return ExtractionRequest(
-        prompt=prompt, schema=schema, type=type_, names_type=names_type, is_trained=is_trained
+        prompt=prompt,
+        schema=grounded(schema, message),
+        type=type_,
+        names_type=names_type,
+        is_trained=is_trained,
     )
 
 

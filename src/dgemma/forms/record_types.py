@@ -19,12 +19,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from dgemma.errors import InputError, suggestion
+from dgemma.structured_output.json_schema.keywords import SPAN_OF
 
 DAYS_AHEAD = 7
 WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 ANY = "record"
 CURRENCIES = ("EUR", "USD", "GBP", "CHF")
+UNITS = ("C", "%", "hPa", "kg", "km/h", "V", "cm", "W", "dB")
 LEVELS = ("debug", "info", "warning", "error", "critical")
+
+VERBATIM = "x-verbatim"
+"""Marks a string that is words of the message."""
+MAX_GROUNDED = 12_000  # characters of the message times verbatim strings: a fifth of what can be compiled
 
 Schema = dict[str, Any]
 RecordTypes = Mapping[str, Schema]
@@ -43,9 +49,10 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-_TEXT: Schema = {"type": "string"}
-_DATE: Schema = {"type": "string", "pattern": r"^20\d\d-[01]\d-[0-3]\d$"}
-_TIME: Schema = {"type": "string", "pattern": r"^[0-2]\d:[0-5]\d$"}
+_TEXT: Schema = {"type": "string", VERBATIM: True}
+_PHONE: Schema = {"type": "string", "pattern": r"^\+?\d{3,20}$"}
+_DATE: Schema = {"type": "string", "pattern": r"^20\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])$"}
+_TIME: Schema = {"type": "string", "pattern": r"^([01]\d|2[0-3]):[0-5]\d$"}
 _COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": 9999}
 _NUMBER: Schema = {"type": "number", "minimum": -99_999, "maximum": 99_999}
 _WORDS: Schema = {"type": "array", "items": _TEXT, "maxItems": 4}
@@ -74,14 +81,14 @@ RECORD_TYPES: RecordTypes = {
         name=_TEXT,
         company=_or_null(_TEXT),
         email=_or_null(_TEXT),
-        phone=_or_null(_TEXT),
+        phone=_or_null(_PHONE),
         city=_or_null(_TEXT),
     ),
     "measurement": _object(
         sensor=_or_null(_TEXT),
         quantity=_TEXT,
         value=_NUMBER,
-        unit=_TEXT,
+        unit={"enum": list(UNITS)},
         date=_or_null(_DATE),
         time=_or_null(_TIME),
     ),
@@ -118,6 +125,29 @@ def any_schema(types: RecordTypes = RECORD_TYPES) -> Schema:
     return {
         "anyOf": [_object(type={"const": type_}, **schema["properties"]) for type_, schema in types.items()]
     }
+
+
+def grounded(schema: Schema, message: str) -> Schema:
+    """The schema with its verbatim strings bound to the words of the message.
+
+    As it is, if that would take too long to compile.
+    """
+    count = 0
+
+    def bound(part: Any) -> Any:
+        nonlocal count
+        if isinstance(part, list):
+            return [bound(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        found = {key: bound(value) for key, value in part.items() if key != VERBATIM}
+        if part.get(VERBATIM) is True:
+            count += 1
+            found[SPAN_OF] = message
+        return found
+
+    made: Schema = bound(schema)
+    return made if count * len(message) <= MAX_GROUNDED else schema
 
 
 def make_prompt(type_: str | None, message: str, today: datetime.date) -> str:

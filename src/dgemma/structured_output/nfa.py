@@ -132,9 +132,17 @@ class NFA:
             self.byte_transitions[state] += [(low, high, states[to]) for low, high, to in transitions]
 
 
+class _SizeProbe(NFA):
+    """Counts a given DFA as one state."""
+
+    def _dfa_node(self, start: int, node: DFANode, end: int) -> None:
+        if not node.is_given:
+            super()._dfa_node(start, node, end)
+
+
 def nfa_fits(node: Node, max_states: int, budget: TimeBudget) -> bool:
     """Whether the NFA of a grammar has at most `max_states` states; cheaper than building its DFA."""
-    nfa = NFA(budget, max_states)
+    nfa = _SizeProbe(budget, max_states)
     try:
         nfa.add(node, nfa.new())
     except GrammarTooLargeError:

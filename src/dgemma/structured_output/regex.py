@@ -68,10 +68,14 @@ class Repeat:
 
 @dataclass(frozen=True, eq=False)
 class DFANode:
-    """A DFA as a leaf: transitions on byte ranges (low, high, to) by state; state 0 is the start."""
+    """A DFA as a leaf: transitions on byte ranges (low, high, to) by state; state 0 is the start.
+
+    is_given: its size is that of a text of the caller, which no limit on depths or counts would reduce.
+    """
 
     transitions: tuple[tuple[tuple[int, int, int], ...], ...]
     accepts: frozenset[int]
+    is_given: bool = False
 
 
 Node = CharClass | SpecialToken | Concat | Alternation | Repeat | DFANode

@@ -1,4 +1,4 @@
-"""Strings: `pattern`, `format` and lengths of a branch as a grammar of contents.
+"""Strings: `pattern`, `format`, `x-spanOf` and lengths of a branch as a grammar of contents.
 
 Each `format` is a pattern that all validators accept: a subset of what the format allows.
 """
@@ -13,15 +13,18 @@ from dgemma.structured_output.dfa import DFA, build_dfa, difference, intersectio
 from dgemma.structured_output.json_schema.keywords import (
     NOT_EQUAL,
     NOT_PATTERN,
+    SPAN_OF,
     min_and_max_count,
     refused,
     text,
 )
 from dgemma.structured_output.json_schema.source import Branch, SchemaSource
+from dgemma.structured_output.json_schema.spans import span_grammar
 from dgemma.structured_output.json_schema.syntax import FREE_CHARACTER, FREE_CONTENT, ValueSyntax
 from dgemma.structured_output.regex import (
     ANY_CHARACTER,
     Alternation,
+    DFANode,
     MatchMode,
     Node,
     Repeat,
@@ -99,14 +102,20 @@ class StringKeywords:
         self._syntax = syntax
         self._budget = budget
         self._dfas: dict[tuple[str, str], DFA] = {}
+        self._spans: dict[str, DFANode | None] = {}
 
     def content(self, branch: Branch) -> Node | None:
         """The text between the quotes; None if no string is valid."""
         min_count, max_count = min_and_max_count(branch, "Length", self._source.where)
         languages: list[Node] = []
         excluded: list[Node] = []
+        spans: list[Node] = []  # escaped already
         for schema in branch:
             where = self._source.where(schema)
+            if (source := text(schema, SPAN_OF, where)) is not None:
+                if (span := self._span(source)) is None:
+                    return None
+                spans.append(span)
             if (pattern := text(schema, "pattern", where)) is not None:
                 languages.append(self.searched(pattern, "certain", where, "pattern"))
             if (name := text(schema, "format", where)) is not None and name not in IGNORED_FORMATS:
@@ -119,17 +128,22 @@ class StringKeywords:
             excluded += [literal(value) for value in schema.get(NOT_EQUAL, []) if isinstance(value, str)]
         if max_count is not None and max_count < min_count:
             return None
-        if min_count or max_count is not None or not languages:
+        if min_count or max_count is not None or not (languages or spans):
             character = ANY_CHARACTER if languages else FREE_CHARACTER
             shortened = None if max_count is None else min(max_count, max(MAX_STRING_CHARS, min_count))
             languages.append(Repeat(character, min_count, shortened))
-        escaped = [self._syntax.escaped(language) for language in languages]
+        escaped = [*spans, *map(self._syntax.escaped, languages)]
         found: Node | None = escaped[0]
         for other in escaped[1:]:
             found = intersection(found, other, self._budget) if found is not None else None
         if excluded and found is not None:
             found = difference(found, self._syntax.escaped(Alternation(tuple(excluded))), self._budget)
         return found
+
+    def _span(self, source: str) -> DFANode | None:
+        if source not in self._spans:
+            self._spans[source] = span_grammar(source, self._syntax, self._budget)
+        return self._spans[source]
 
     def matches(self, pattern: str, value: str, where: str, keyword: str = "pattern") -> bool | None:
         """Whether a string matches a pattern; None where dialects of regular expressions differ."""

@@ -61,6 +61,9 @@ class ValueSyntax(Protocol):
     def escaped(self, content: Node) -> Node:
         """The characters of a string or key, as they are written between its quotes."""
 
+    def written(self, text: str) -> str:
+        """The same for a text that is known."""
+
     def quoted(self, escaped: Node) -> Node:
         """A string, or a key of any content, with its quotes."""
 
@@ -79,6 +82,9 @@ class JsonSyntax:
 
     def escaped(self, content: Node) -> Node:
         return _each_leaf(content, _escape_char)
+
+    def written(self, text: str) -> str:
+        return json.dumps(text, ensure_ascii=False)[1:-1]
 
     def quoted(self, escaped: Node) -> Node:
         return Concat((literal('"'), escaped, literal('"')))
@@ -101,6 +107,9 @@ class ToolCallSyntax:
 
     def escaped(self, content: Node) -> Node:
         return content
+
+    def written(self, text: str) -> str:
+        return text
 
     def quoted(self, escaped: Node) -> Node:
         return Concat((SpecialToken(self.quote), escaped, SpecialToken(self.quote)))

@@ -1,0 +1,108 @@
+"""`x-spanOf`: exactly the runs of words of the text, however they are written."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dgemma.errors import InputError
+from dgemma.structured_output.budget import TimeBudget
+from dgemma.structured_output.dfa import DFA, build_dfa
+from dgemma.structured_output.json_schema.grammar import schema_grammar
+from dgemma.structured_output.json_schema.spans import span_grammar
+from dgemma.structured_output.json_schema.syntax import JsonSyntax, ToolCallSyntax
+
+TEXTS = st.text(alphabet='aAbs eE.-_"\\\nÄß1', max_size=12)
+
+
+def compiled(schema: Any) -> DFA:
+    return build_dfa(schema_grammar(schema, JsonSyntax()))
+
+
+def runs(text: str) -> set[str]:
+    """By enumeration, as the docs say it."""
+    found = set()
+    for start in range(len(text)):
+        for end in range(start + 1, len(text) + 1):
+            before, after = text[:start], text[end:]
+            begins = is_word(text[start]) and not (before and is_word(before[-1]))
+            begins |= not text[start].isspace() and (not before or before[-1].isspace())
+            whole = is_end(text, end) or any(
+                after.startswith(plural)
+                and len(re.split(r"[\W_]", text[:end])[-1]) >= 3
+                and not is_word(after[len(plural) :][:1])
+                for plural in ("s", "es")
+            )
+            if begins and whole:
+                found |= {text[start:end], text[start].lower() + text[start + 1 : end]}
+    return found
+
+
+def is_word(char: str) -> bool:
+    return bool(re.fullmatch(r"[^\W_]", char))
+
+
+def is_end(text: str, end: int) -> bool:
+    after_word = is_word(text[end - 1]) and not (text[end:] and is_word(text[end]))
+    return after_word or (not text[end - 1].isspace() and (not text[end:] or text[end].isspace()))
+
+
+@given(TEXTS)
+@example("Buses stop. The bus!")
+@example("")
+def test_the_language_is_the_runs_of_words(text: str) -> None:
+    expected = runs(text)
+    node = span_grammar(text, JsonSyntax(), TimeBudget())
+    if node is None:
+        assert not expected
+        return
+    dfa = build_dfa(node)
+    found: set[str] = set()
+    pending = [(b"", 0)]
+    symbols = {int(symbol): byte for byte, symbol in enumerate(dfa.symbol_of_byte) if symbol >= 0}
+    while pending:
+        data, state = pending.pop()
+        if dfa.accepts[state]:
+            found.add(json.loads(f'"{data.decode()}"'))
+        for symbol, to in enumerate(dfa.transitions[state]):
+            if to >= 0:
+                pending.append((data + bytes([symbols[symbol]]), int(to)))
+    assert found == expected
+
+
+@given(st.text(alphabet="ab ", max_size=200))
+def test_states_grow_with_the_length_of_the_text(text: str) -> None:
+    node = span_grammar(text, ToolCallSyntax(9), TimeBudget())
+    assert node is None or len(node.transitions) <= 2 * len(text) + 2
+
+
+def test_in_a_schema_with_other_keywords() -> None:
+    dfa = compiled({"type": ["string", "null"], "x-spanOf": "Send two Lamps to Ann.", "maxLength": 8})
+    for text in ('"two Lamp"', '"Ann."', '"Ann"', '"send two"', "null"):
+        assert dfa.matches(text), text
+    for text in ('"two Lamps"', '"lamp"', '"wo"', '""', '"Lamps an"'):
+        assert dfa.matches(text) == (text == '"lamp"'), text
+
+
+def test_a_text_without_words_leaves_no_string() -> None:
+    assert compiled({"type": ["string", "null"], "x-spanOf": " "}).matches("null")
+    with pytest.raises(InputError, match="nothing that can be written"):
+        compiled({"type": "string", "x-spanOf": " "})
+
+
+def test_a_source_that_is_no_text_is_refused() -> None:
+    with pytest.raises(InputError, match="'x-spanOf' at #/items is '3'; give a string"):
+        compiled({"type": "array", "items": {"type": "string", "x-spanOf": 3}})
+
+
+def test_a_long_text_does_not_shorten_lists() -> None:
+    words = " ".join(f"word{number}" for number in range(150))
+    item = {"type": "string", "x-spanOf": words}
+    dfa = compiled({"type": "array", "items": item, "maxItems": 5})
+    assert dfa.matches(json.dumps(["word1 word2"] * 5, separators=(",", ":")))
+    assert not dfa.matches(json.dumps(["word1 word3"], separators=(",", ":")))
