@@ -94,6 +94,8 @@ REAL = [
     (NoiseRecipe, "self_conditioning", "noise.self_conditioning", 0, 1),
     (NoiseRecipe, "encoder_weight", "noise.encoder_weight", 0, None),
     (NoiseRecipe, "power", "noise.power", 0.01, None),
+    (NoiseRecipe, "shifted", "noise.shifted", 0, 1),
+    (NoiseRecipe, "runs", "noise.runs", 0, 1),
     (OptimizerRecipe, "learning_rate", "optimizer.learning_rate", 0, None),
     (OptimizerRecipe, "eps", "optimizer.eps", 1e-30, None),
     (OptimizerRecipe, "weight_decay", "optimizer.weight_decay", 0, None),

@@ -90,6 +90,8 @@ def evaluate_held_out(
         guesses=1,
         pad_guessed_to=1,
         noise_power=1.0,
+        shifted=0.0,
+        runs=0.0,
         visits=0,
     )
     sums = LossSums()

@@ -66,6 +66,10 @@ class NoiseRecipe:
     encoder_weight: the weight of the encoder's next-token loss, added to the diffusion loss.
     power: noise levels are u ** power for uniform u. Below 1, high levels are more frequent, which helps
       where low levels are soon learned.
+    shifted: the share of examples whose canvases begin anywhere in the response, as after a prompt of any
+      length, and not at multiples of the canvas length. For plain text.
+    runs: the share of canvases whose noise is a run of neighbours, as in a gap to fill; short runs are the
+      most frequent.
     """
 
     canvas_len: int | None = None
@@ -74,6 +78,8 @@ class NoiseRecipe:
     guesses: int = 1
     encoder_weight: float = 1.0
     power: float = 1.0
+    shifted: float = 0.0
+    runs: float = 0.0
 
     def __post_init__(self) -> None:
         if self.canvas_len is not None:
@@ -83,6 +89,8 @@ class NoiseRecipe:
         _check_integer("noise.guesses", self.guesses, 1)
         _check_number("noise.encoder_weight", self.encoder_weight, 0)
         _check_number("noise.power", self.power, 0.01)
+        _check_number("noise.shifted", self.shifted, 0, 1)
+        _check_number("noise.runs", self.runs, 0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

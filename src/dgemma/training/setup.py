@@ -122,6 +122,8 @@ def prepare(
             # Without an encoder loss the encoder only needs to read the context.
             encode_answers=recipe.noise.encoder_weight > 0,
             noise_power=recipe.noise.power,
+            shifted=recipe.noise.shifted,
+            runs=recipe.noise.runs,
             visits=0 if recipe.objective == "denoise" else recipe.rollout.steps,
         ),
         sampler=None if recipe.objective == "denoise" else _sampler(recipe, lm),

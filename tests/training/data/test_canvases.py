@@ -120,6 +120,39 @@ def test_a_power_leans_the_noise_to_high_levels_and_draws_nothing_anew() -> None
     assert torch.equal(leaning.guessed[0], even.guessed[0])
 
 
+def test_shifted_canvases_begin_anywhere_in_their_response() -> None:
+    example = TrainingExample((2, *range(10, 30)), (Span(1, 21),))
+    assert [canvas.start for canvas in cut(example, 8, 3)] == [4, 12, 20]
+    assert [canvas.tokens for canvas in cut(chat(), CANVAS, 3)] == [(16, 17, 18), (23,)]
+    count = 8000
+    settings = CanvasSettings(canvas_len=8, vocab_size=VOCAB, fill_token=EOS, shifted=0.5)
+    batch = make_batch([example] * count, range(count), settings)
+    seen = torch.bincount(batch.starts, minlength=21).float() / count
+    assert seen[0] == 0
+    assert (seen[1:] > 0.01).all()
+    unshifted = seen[[1, 9, 17]]
+    assert unshifted.sum().item() == pytest.approx(0.5 + 0.5 / 8, abs=0.03)
+
+
+def test_runs_are_neighbours_anywhere_and_mostly_short() -> None:
+    count, length = 8000, 32
+    example = TrainingExample((2, *[5] * length), (Span(1, length + 1),))
+    settings = CanvasSettings(canvas_len=length, vocab_size=100_000, fill_token=EOS, runs=1.0)
+    batch = make_batch([example] * count, range(count), settings)
+    changed = batch.noisy != batch.clean  # a replacement hardly ever equals the original here
+    lengths = changed.sum(1)
+    borders = (changed[:, 1:] != changed[:, :-1]).sum(1)
+    assert (borders <= 2).float().mean() > 0.99
+    torch.testing.assert_close(batch.noise * length, lengths.float(), atol=1.01, rtol=0)
+    assert lengths.min() >= 1
+    assert (lengths <= 8).float().mean().item() == pytest.approx(0.5, abs=0.03)  # u ** 2 <= 1/4
+    alone = batch.noisy[lengths == 1] != 5
+    assert (alone.sum(0) > 0).all()
+    half = make_batch([example] * count, range(count), replace(settings, runs=0.5))
+    scattered = ((half.noisy[:, 1:] != 5) != (half.noisy[:, :-1] != 5)).sum(1) > 2
+    assert scattered.float().mean().item() == pytest.approx(0.45, abs=0.04)
+
+
 @given(st.integers(0, 1 << 40), st.integers(0, (1 << 64) - 1), st.integers(1, 5))
 def test_a_rows_randomness_does_not_depend_on_its_company(first: int, seed: int, rows: int) -> None:
     settings = CanvasSettings(canvas_len=CANVAS, vocab_size=VOCAB, fill_token=EOS, seed=seed, guesses=3)
@@ -187,6 +220,8 @@ def test_padding_rounds_shapes_and_weighs_nothing() -> None:
         ({"fill_token": 50}, "fill_token is 50; this vocabulary ends at 49"),
         ({"self_conditioning": 1.5}, "self_conditioning is 1.5"),
         ({"noise_power": 0}, "noise_power is 0"),
+        ({"shifted": 2}, "shifted is 2"),
+        ({"runs": -1}, "runs is -1"),
         ({"pad_to": 0}, "pad_to is 0"),
         ({"pad_guessed_to": 0}, "pad_guessed_to is 0"),
         ({"per_example": 0}, "per_example is 0"),

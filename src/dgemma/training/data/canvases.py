@@ -46,6 +46,10 @@ class CanvasSettings:
     encode_answers: whether the encoder reads the responses and is supervised on them; if not, it reads only
       the context of the canvases.
     noise_power: noise levels are u ** noise_power for uniform u; below 1, high levels are more frequent.
+    shifted: the share of examples whose canvases do not begin at multiples of the canvas length after the
+      start of the response, but a random number of tokens later.
+    runs: the share of canvases whose noise is a run of neighbours, as in a gap to fill. Its share of the
+      canvas is u ** 2, so that short gaps are frequent.
     visits: each canvas also gets a step of the sampler, below this number, and a seed; 0: neither.
     """
 
@@ -63,6 +67,8 @@ class CanvasSettings:
     per_example: int = 1
     encode_answers: bool = True
     noise_power: float = 1.0
+    shifted: float = 0.0
+    runs: float = 0.0
     visits: int = 0
 
     def __post_init__(self) -> None:
@@ -72,10 +78,9 @@ class CanvasSettings:
             raise InputError.about(
                 "fill_token", f"is {self.fill_token}; this vocabulary ends at {self.vocab_size - 1}."
             )
-        if not 0 <= self.self_conditioning <= 1:
-            raise InputError.about(
-                "self_conditioning", f"is {self.self_conditioning}; it must be from 0 to 1."
-            )
+        for name in ("self_conditioning", "shifted", "runs"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError.about(name, f"is {getattr(self, name)}; it must be from 0 to 1.")
         if not self.noise_power > 0:
             raise InputError.about("noise_power", f"is {self.noise_power}; it must be above 0.")
         for name in ("pad_to", "pad_packed_to", "pad_chosen_to", "pad_guessed_to", "per_example", "guesses"):
@@ -145,8 +150,8 @@ class Canvas:
     supervise_fill: bool
 
 
-def cut(example: TrainingExample, canvas_len: int) -> list[Canvas]:
-    """Every canvas of every response. Canvases are counted from the start of their response."""
+def cut(example: TrainingExample, canvas_len: int, shift: int = 0) -> list[Canvas]:
+    """Every canvas of every response, counted from the start of their response, or `shift` tokens later."""
     if example.canvas is not None:
         if len(example.canvas) > canvas_len:
             raise InputError.about(
@@ -156,7 +161,7 @@ def cut(example: TrainingExample, canvas_len: int) -> list[Canvas]:
     canvases = []
     for span in example.responses:
         is_cut_off = example.clipped and span is example.responses[-1]
-        for start in range(span.start, span.stop, canvas_len):
+        for start in range(min(span.start + shift, span.stop - 1), span.stop, canvas_len):
             tokens = example.tokens[start : min(start + canvas_len, span.stop)]
             # The continuation of a truncated response is not known, so its fill is not supervised.
             canvases.append(Canvas(start, tokens, not is_cut_off))
@@ -170,15 +175,22 @@ def make_batch(
     each = settings.per_example
     draws = _Draws(settings.seed, [number * each + k for number in presentations for k in range(each)])
     pick = draws.below(_DrawPurpose.CANVAS, 1, 1 << 32)[::each, 0].tolist()
+    is_shifted = draws.unit(_DrawPurpose.SHIFTED, 1)[::each, 0] < settings.shifted
+    shifts = draws.below(_DrawPurpose.SHIFT, 1, settings.canvas_len)[::each, 0].where(is_shifted, 0).tolist()
     canvases = []
-    for example, number in zip(examples, pick, strict=True):
-        choices = cut(example, settings.canvas_len)
+    for example, number, shift in zip(examples, pick, shifts, strict=True):
+        choices = cut(example, settings.canvas_len, shift)
         first = (number * len(choices)) >> 32
         # Consecutive canvases from a random first one: no canvas repeats before all are used.
         canvases += [choices[(first + k) % len(choices)] for k in range(each)]
     clean, weights = _fill(canvases, settings)
-    noise = LEAST_NOISE + (1 - 2 * LEAST_NOISE) * draws.unit(_DrawPurpose.NOISE, 1) ** settings.noise_power
+    level = draws.unit(_DrawPurpose.NOISE, 1)
+    noise = LEAST_NOISE + (1 - 2 * LEAST_NOISE) * level**settings.noise_power
     replaced = draws.unit(_DrawPurpose.REPLACE, settings.canvas_len) < noise
+    if settings.runs:
+        is_run = draws.unit(_DrawPurpose.RUN, 1) < settings.runs
+        run_noise, in_run = _runs(level**2, draws.unit(_DrawPurpose.RUN_START, 1), settings.canvas_len)
+        noise, replaced = run_noise.where(is_run, noise), in_run.where(is_run, replaced)
     random = draws.below(_DrawPurpose.TOKEN, settings.canvas_len, settings.vocab_size)
     if settings.encode_answers:
         read = [example.tokens for example in examples]
@@ -265,6 +277,14 @@ def _repeated(rows: Tensor, multiple: int) -> Tensor:
     return torch.cat([rows, rows[:1].expand(missing)])
 
 
+def _runs(share: Tensor, start: Tensor, canvas_len: int) -> tuple[Tensor, Tensor]:
+    """Of runs of this share of a canvas [rows, 1]: the share in whole tokens, and which tokens they hold."""
+    length = (share * canvas_len).ceil().clamp(1, canvas_len)
+    first = (start * (canvas_len - length + 1)).floor()
+    place = torch.arange(canvas_len)
+    return length / canvas_len, (first <= place) & (place < first + length)
+
+
 def _fill(canvases: Sequence[Canvas], settings: CanvasSettings) -> tuple[Tensor, Tensor]:
     clean = torch.full((len(canvases), settings.canvas_len), settings.fill_token)
     weights = torch.zeros(clean.shape)
@@ -312,6 +332,10 @@ class _DrawPurpose(enum.IntEnum):
     GUESSES = 5
     VISIT = 6
     SEED = 7
+    SHIFTED = 8
+    SHIFT = 9
+    RUN = 10
+    RUN_START = 11
 
 
 class _Draws:
