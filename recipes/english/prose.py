@@ -19,6 +19,7 @@ _SENTENCE_END = re.compile(
 )
 _WORD = re.compile(r"[A-Za-z]+")
 MIN_WORDS, MAX_WORDS = 4, 60  # of a sentence
+MIN_LETTERS = 0.8  # of what is no space
 MAX_CAPITALS = 0.4  # share of words that begin with a capital: above it is a list of names
 
 
@@ -43,7 +44,7 @@ def is_sentence(text: str) -> bool:
         and bool(re.search(r"[.!?][\"')]?$", text))
         and not _NOT_PROSE.search(text)
         and capitals <= MAX_CAPITALS * len(words)
-        and letters >= 0.72 * len(text)
+        and letters >= MIN_LETTERS * len(text.replace(" ", ""))
         and text.count("(") == text.count(")")
         and text.count('"') % 2 == 0
     )

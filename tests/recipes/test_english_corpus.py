@@ -1,0 +1,186 @@
+"""The corpus of English sentences: what is kept, what is left out, what is held out."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+
+from recipes.english.debian import debian_entries, opened
+from recipes.english.entry import Entry
+from recipes.english.make_corpus import RUN, common_entries, new_entries, runs_of, words, write_corpus
+from recipes.english.prose import is_sentence, kept_sentences, plain
+from recipes.english.python_docs import python_entries
+from recipes.english.wordnet import wordnet_entries
+
+DESCRIPTIONS = """\
+Package: 2ping
+Description-md5: 25
+Description-en: Ping utility to determine packet loss
+ 2ping is a bi-directional ping utility. It uses three pings to find
+ out which direction packet loss occurs in. Visit https://example.org now.
+ .
+ Its features are:
+  * many
+ .
+ This package contains the documentation.
+
+Package: 2ping-doc
+Description-md5: 26
+Description-en: documentation
+ It says how the program is used.
+
+Package: empty
+Description-md5: 27
+Description-en: nothing to see
+ Short.
+"""
+GLOSSES = {
+    "noun": '00000001 03 n 01 stone_wall 0 000 | a wall made of stones; "they built a stone wall"\n'
+    "00000002 03 n 01 Rome 0 000 | the capital of Italy\n"
+    "00000003 03 n 01 harmony 0 000 | compatibility in opinion and action\n",
+    "verb": "  1 This file has a licence in front.\n"
+    "00000004 03 v 01 abate 0 000 01 + 02 00 | become less in amount or intensity\n",
+    "adj": "00000005 03 s 01 able(p) 0 000 | having the necessary means\n"
+    "00000006 03 s 01 rude 0 000 | (vulgar) not to be taught\n",
+    "adv": "",
+}
+PAGE = """\
+Title
+=====
+
+.. index:: nonsense
+
+The :mod:`shelf` module keeps *things* in a row of boxes. It has no lock, see PEP 8 or `x_y`.
+
+.. function:: put(thing)
+
+   Put a thing into the first box that is free and large enough.
+
+   code = put(3)
+"""
+
+
+def entry(name: str, text: str, source: str = "made") -> Entry:
+    return Entry(source, name, text, f"What is {name}?")
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("A river is a large stream.", True),
+        ('"A river is a stream," he said.', True),
+        ("a river is a large stream.", False),
+        ("A river is a large stream", False),
+        ("Three words only.", False),
+        ("See http://example.org for what it says.", False),
+        ("Call frame.put(3) and wait for it.", False),
+        ("Use the option --force to do it now.", False),
+        ("Naïve words are left out of all this.", False),
+        ("It was made by Ann Hill And Bob Dale And Eve Moss.", False),
+        ("It has brackets (which do not close.", False),
+        ("It was last changed on 2024-05-06 by hand.", False),
+        ("The word " + "very " * 60 + "long.", False),
+    ],
+)
+def test_what_reads_as_a_sentence(text: str, kept: bool) -> None:
+    assert is_sentence(text) == kept
+
+
+def test_a_paragraph_ends_before_what_is_no_sentence() -> None:
+    text = "It is a tool, e.g. a hammer  of steel.\nIt has a grip. Visit www.example.org today. It is red."
+    assert kept_sentences(text) == "It is a tool, e.g. a hammer of steel. It has a grip."
+    assert plain("“quoted”  `code` , and a…") == "\"quoted\" 'code', and a..."
+
+
+def test_descriptions_of_packages(tmp_path: Path) -> None:
+    file = tmp_path / "Translation-en.xz"
+    file.write_bytes(lzma.compress(DESCRIPTIONS.encode()))
+    assert [(found.name, found.text) for found in debian_entries(file)] == [
+        (
+            "2ping",
+            "2ping is a bi-directional ping utility. It uses three pings to find out which direction packet "
+            "loss occurs in.",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("title", "sentence"),
+    [
+        ("Real-time strategy game", "tool is a real-time strategy game."),
+        ("image viewer for the desktop", "tool is an image viewer for the desktop."),
+        ("The best editor of them all", "tool is the best editor of them all."),
+        ("GNU image program for all", "tool is a GNU image program for all."),
+        ("converts files into other files", ""),
+        ("set of tools", ""),
+        ("editor - metapackage", ""),
+        ("viewer (old)", ""),
+    ],
+)
+def test_a_title_becomes_a_sentence_where_an_article_fits(title: str, sentence: str) -> None:
+    assert opened("tool", title) == sentence
+
+
+def test_glosses_become_sentences(tmp_path: Path) -> None:
+    for part, lines in GLOSSES.items():
+        (tmp_path / f"data.{part}").write_text(lines)
+    assert [(found.question, found.text) for found in wordnet_entries(tmp_path)] == [
+        ("What is a stone wall?", "A stone wall is a wall made of stones. They built a stone wall."),
+        ("What is a harmony?", "Harmony means compatibility in opinion and action."),
+        ("What does abate mean?", "To abate is to become less in amount or intensity."),
+        ("What does able mean?", "Able means having the necessary means."),
+    ]
+
+
+def test_prose_of_the_documentation(tmp_path: Path) -> None:
+    file = tmp_path / "share/doc/python3.11/html/_sources/library/shelf.rst.txt"
+    file.parent.mkdir(parents=True)
+    file.write_text(PAGE)
+    assert [found.text for found in python_entries(tmp_path)] == [
+        "The 'shelf' module keeps things in a row of boxes.",
+        "Put a thing into the first box that is free and large enough.",
+    ]
+
+
+def test_sentences_with_rare_words_are_left_out() -> None:
+    common = [entry(str(number), "The tool is a part of the set that we all use.") for number in range(10)]
+    mixed = entry("x", "The tool is a zarf of the set that we all use. A quux is a frob of the set.")
+    kept = list(common_entries([*common, mixed]))[-1]
+    assert kept.text == "The tool is a zarf of the set that we all use."
+    assert kept.question == mixed.question
+    other = entry("y", "A quux is a frob of the set.\nThe tool is a part of the set that we all use.")
+    kept = list(common_entries([*common, other]))[-1]
+    assert kept.text == "The tool is a part of the set that we all use."
+    assert kept.question == ""  # the text that is left does not begin with the answer
+
+
+def test_held_out_entries_say_what_no_training_entry_says() -> None:
+    halves = ["abcdefghij"[number % 10] * (number // 200 + 1) for number in range(2000)]
+    entries = [
+        entry(f"{number}", f"This is the text of entry {half} in a long row {half} of such {half} texts.")
+        for number, half in enumerate(halves)
+    ]
+    kept = list(new_entries(entries))
+    texts = {split: [one.text for one in kept if one.split == split] for split in ("train", "held_out")}
+    assert texts["train"]
+    seen = set().union(*map(runs_of, texts["train"]))
+    for text in texts["held_out"]:
+        assert len(runs_of(text) & seen) <= 0.1 * len(runs_of(text))
+    assert len(set(texts["train"])) == len(texts["train"])
+
+
+def test_runs_are_of_five_words() -> None:
+    text = "One two three four five six."
+    assert len(runs_of(text)) == len(words(text)) - RUN + 1
+    assert len(runs_of("one two")) == 1
+
+
+def test_entries_are_written_as_records_and_chats(tmp_path: Path) -> None:
+    write_corpus(tmp_path, [entry("a", "A is the first.\nIt is old."), Entry("made", "b", "B is second.")])
+    lines = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    assert [line["text"] for line in lines] == ["A is the first.\nIt is old.", "B is second."]
+    chats = [json.loads(line) for line in (tmp_path / "chats/train.jsonl").read_text().splitlines()]
+    assert chats == [{"prompt": "What is a?", "response": "A is the first."}]
