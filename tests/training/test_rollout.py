@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -54,7 +55,8 @@ def test_a_path_is_what_generation_writes_from_the_same_seed() -> None:
         assert path.end.steps.tolist() == list(answer.steps)
 
 
-def test_visited_states_are_those_of_the_path() -> None:
+@pytest.mark.parametrize("num_steps", [1, 3, 6])
+def test_visited_states_are_those_of_the_path(num_steps: int) -> None:
     lm = model()
     batch = batch_of(lm, rows=4)
     with torch.no_grad():
@@ -62,14 +64,17 @@ def test_visited_states_are_those_of_the_path() -> None:
     assert batch.seeds is not None
     seeds = batch.seeds.tolist()
     path = roll_out(lm.transformer, context, SAMPLER, seeds, canvas_len=CANVAS)
-    visits = torch.tensor([0, 1, 3, 40])
-    canvas, soft = visited_states(lm.transformer, context, SAMPLER, seeds, visits, canvas_len=CANVAS)
-    for row, number in enumerate([0, 1, 3, 40]):
-        last = int(path.end.steps[row]) - 1
-        visit = path.visits[min(number, last)]
-        assert torch.equal(canvas[row], visit.canvas[row])
-        expected = torch.zeros_like(soft[row]) if visit.soft is None else visit.soft[row]
-        assert torch.equal(soft[row], expected)
+    picks = torch.tensor([[0.0, 0.999], [0.3, 0.6], [0.5, 0.5], [0.999, 0.2]])
+    canvas, soft = visited_states(
+        lm.transformer, context, SAMPLER, seeds, picks, canvas_len=CANVAS, num_steps=num_steps
+    )
+    for row, some in enumerate(picks.tolist()):
+        count = min(int(path.end.steps[row]), num_steps)
+        for state, pick in enumerate(some):
+            visit, at = path.visits[int(pick * count)], 2 * row + state
+            assert torch.equal(canvas[at], visit.canvas[row])
+            expected = torch.zeros_like(soft[at]) if visit.soft is None else visit.soft[row]
+            torch.testing.assert_close(soft[at], expected)
 
 
 def test_only_accepted_draws_of_steps_with_a_successor_get_a_gradient() -> None:
@@ -195,6 +200,18 @@ def test_answers_are_given_with_their_prompt_and_steps() -> None:
     assert [answer.tokens for answer in answers] == [tuple(row) for row in path.end.argmax.tolist()]
     assert [answer.expected for answer in answers] == [tuple(row) for row in batch.clean.tolist()]
     assert [batch.context_tokens(row) for row in range(2)] == batch.tokens[:, :PROMPT].tolist()
+
+
+def test_the_loss_of_a_canvas_is_the_mean_over_its_states() -> None:
+    lm = model()
+    batch = batch_of(lm)
+    assert batch.picks is not None
+    picks = torch.rand(3, 2, generator=torch.Generator().manual_seed(0))
+    both, first, second = (
+        token_losses(lm.transformer, replace(batch, picks=some), sampler=SAMPLER).diffusion
+        for some in (picks, picks[:, :1], picks[:, 1:])
+    )
+    torch.testing.assert_close(both, (first + second) / 2)
 
 
 def test_losses_of_visited_states_can_be_repeated() -> None:

@@ -30,7 +30,7 @@ from dgemma.cli.options import (
 from dgemma.cli.text_file import STDIN, read_text_file
 from dgemma.cli.views.answer_view import stats
 from dgemma.cli.views.terminal import printable
-from dgemma.errors import InputError
+from dgemma.errors import InputError, suggestion
 from dgemma.forms.record_types import RECORD_TYPES
 
 if TYPE_CHECKING:
@@ -81,8 +81,9 @@ def run(args: argparse.Namespace) -> int:
     messages = _messages(given, is_lines=args.lines)
     lm = load_model(args)
     if args.type is not None and args.type not in (lm.record_types or RECORD_TYPES):
-        known = ", ".join(lm.record_types or RECORD_TYPES)
-        raise InputError(f"--type {args.type!r} is none of {args.model}'s types: {known}.")
+        known = list(lm.record_types or RECORD_TYPES)
+        near = suggestion(args.type, known, otherwise=f": {', '.join(known)}.")
+        raise InputError(f"--type {args.type!r} is none of {args.model}'s types{near}")
     for number, message in enumerate(messages):
         found = lm.extract(message, args.type, json_schema=schema, today=args.today, seed=args.seed)
         if not found.is_trained and lm.record_types is not None and not number:

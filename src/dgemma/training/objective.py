@@ -57,23 +57,37 @@ def token_losses(
     block = rows_at_once or block_rows(head)
     encoded, denoised = hidden_states(stack, batch, block, sampler)
     chosen = encoded.flatten(0, 1).index_select(0, batch.encoder_places)
-    diffusion = cross_entropy(head, denoised.flatten(0, 1), batch.clean.flatten(), block)
+    states = len(denoised) // len(batch.clean)  # of each canvas
+    clean = batch.clean.repeat_interleave(states, 0)
+    diffusion = cross_entropy(head, denoised.flatten(0, 1), clean.flatten(), block)
     encoder = cross_entropy(head, chosen, batch.encoder_targets, block)
-    return TokenLosses(diffusion.view_as(batch.clean), encoder)
+    return TokenLosses(diffusion.view(-1, states, clean.shape[1]).mean(1), encoder)
 
 
 def hidden_states(
     stack: Transformer, batch: TrainingBatch, rows_at_once: int, sampler: Sampler | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The training forward: encoder [examples, length, hidden] and denoiser [rows, canvas, hidden]."""
+    """The training forward: encoder [examples, length, hidden] and denoiser [rows, canvas, hidden].
+
+    With a sampler the denoiser has several states of each canvas [rows * states, canvas, hidden].
+    """
     encoded, context = encode(stack, batch)
     if sampler is None:
         return encoded, stack.denoise(batch.noisy, context, guess(stack, batch, context, rows_at_once))
-    assert batch.visits is not None
+    assert batch.picks is not None
     assert batch.seeds is not None
     canvas, soft = visited_states(
-        stack, context, sampler, batch.seeds.tolist(), batch.visits, canvas_len=batch.clean.shape[1]
+        stack,
+        context,
+        sampler,
+        batch.seeds.tolist(),
+        batch.picks,
+        canvas_len=batch.clean.shape[1],
+        num_steps=batch.visits,
     )
+    rows, states = batch.picks.shape
+    if states > 1:
+        context = context.select(torch.arange(rows, device=canvas.device).repeat_interleave(states))
     return encoded, stack.denoise(canvas, context, soft)
 
 

@@ -97,8 +97,10 @@ class NoiseRecipe:
 class RolloutRecipe:
     """Settings of the objectives that follow the sampler's own paths, "distill" and "reward".
 
-    steps: "distill" learns the states before steps 1 to this one, one per canvas; "reward" follows a path for
-      at most so many steps.
+    steps: "distill" learns the states before steps 1 to this one; "reward" follows a path for at most so many
+      steps.
+    states: of each path that "distill" learns, chosen among those that it has. More of them share the cost of
+      the path.
     target: what "distill" learns: "data", the response; "teacher", the canvas that the model of the run's
       start settles on.
     samples: paths per example, which "reward" compares with each other.
@@ -108,6 +110,7 @@ class RolloutRecipe:
     """
 
     steps: int = 4
+    states: int = 1
     target: Literal["data", "teacher"] = "data"
     samples: int = 8
     reward: Any = None
@@ -115,6 +118,7 @@ class RolloutRecipe:
 
     def __post_init__(self) -> None:
         _check_integer("rollout.steps", self.steps, 1)
+        _check_integer("rollout.states", self.states, 1)
         _check_integer("rollout.samples", self.samples, 2)
 
 

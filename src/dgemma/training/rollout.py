@@ -116,29 +116,40 @@ def visited_states(
     context: AttentionContext,
     sampler: Sampler,
     seeds: Sequence[int],
-    visits: Tensor,
+    picks: Tensor,
     *,
     canvas_len: int,
+    num_steps: int,
 ) -> tuple[Tensor, Tensor]:
-    """The canvas and soft embedding of each row before step `visits` [rows], counted from 0.
+    """States of each row before its steps, of which there are at most `num_steps`: canvas and soft embedding.
 
-    A canvas that settles before its step stays at its last state. No row is computed beyond its step.
+    picks [rows, states] in [0, 1) choose them: 0 is the first of the states that the row has, 0.99 the last.
+    The result has the states of a row side by side [rows * states, canvas].
     """
     sampling = _Sampling(stack, context, sampler, seeds, canvas_len)
-    canvas = sampling.state.canvas.clone()
-    shape = (*canvas.shape, stack.config.hidden_size)
-    soft = torch.zeros(shape, dtype=stack.embedding.dtype, device=canvas.device)
-    rows = torch.arange(len(canvas), device=canvas.device)
-    for number in range(int(visits.max())):
-        kept = ((visits[rows] > number) & ~sampling.state.settled).nonzero()[:, 0]
-        if len(kept) == 0:
+    rows = torch.arange(len(picks), device=picks.device)
+    counts = torch.zeros_like(rows)
+    visited: list[tuple[Tensor, Tensor, Tensor | None]] = []  # rows, canvas, soft embedding
+    for number in range(num_steps):
+        visited.append((rows, sampling.state.canvas, sampling.soft))
+        counts[rows] += 1
+        if number == num_steps - 1:
             break
-        if len(kept) < len(rows):
-            sampling.keep(kept)
-            rows = rows[kept]
         sampling.advance(number)
-        assert sampling.soft is not None
-        is_open = ~sampling.state.settled
-        canvas[rows[is_open]] = sampling.state.canvas[is_open]
-        soft[rows[is_open]] = sampling.soft[is_open]
-    return canvas, soft
+        is_open = (~sampling.state.settled).nonzero()[:, 0]
+        if len(is_open) == 0:
+            break
+        if len(is_open) < len(rows):
+            sampling.keep(is_open)
+            rows = rows[is_open]
+    chosen = (picks * counts[:, None]).long()
+    canvas = torch.empty(*picks.shape, canvas_len, dtype=torch.int64, device=picks.device)
+    soft = torch.zeros(
+        *canvas.shape, stack.config.hidden_size, dtype=stack.embedding.dtype, device=picks.device
+    )
+    for number, (some, own_canvas, own_soft) in enumerate(visited):
+        at, state = (chosen[some] == number).nonzero(as_tuple=True)
+        canvas[some[at], state] = own_canvas[at]
+        if own_soft is not None:
+            soft[some[at], state] = own_soft[at]
+    return canvas.flatten(0, 1), soft.flatten(0, 1)

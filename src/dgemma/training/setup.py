@@ -125,6 +125,7 @@ def prepare(
             shifted=recipe.noise.shifted,
             runs=recipe.noise.runs,
             visits=0 if recipe.objective == "denoise" else recipe.rollout.steps,
+            states=recipe.rollout.states,
         ),
         sampler=None if recipe.objective == "denoise" else _sampler(recipe, lm),
         teacher=_teacher(recipe, lm),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -50,7 +50,8 @@ class CanvasSettings:
       start of the response, but a random number of tokens later.
     runs: the share of canvases whose noise is a run of neighbours, as in a gap to fill. Its share of the
       canvas is u ** 2, so that short gaps are frequent.
-    visits: each canvas also gets a step of the sampler, below this number, and a seed; 0: neither.
+    visits: each canvas also gets a seed, for at most so many steps of the sampler, and `states` numbers that
+      choose states of this path; 0: neither.
     """
 
     canvas_len: int
@@ -70,6 +71,7 @@ class CanvasSettings:
     shifted: float = 0.0
     runs: float = 0.0
     visits: int = 0
+    states: int = 1
 
     def __post_init__(self) -> None:
         if self.canvas_len < 1:
@@ -83,7 +85,15 @@ class CanvasSettings:
                 raise InputError.about(name, f"is {getattr(self, name)}; it must be from 0 to 1.")
         if not self.noise_power > 0:
             raise InputError.about("noise_power", f"is {self.noise_power}; it must be above 0.")
-        for name in ("pad_to", "pad_packed_to", "pad_chosen_to", "pad_guessed_to", "per_example", "guesses"):
+        for name in (
+            "pad_to",
+            "pad_packed_to",
+            "pad_chosen_to",
+            "pad_guessed_to",
+            "per_example",
+            "guesses",
+            "states",
+        ):
             if getattr(self, name) < 1:
                 raise InputError.about(name, f"is {getattr(self, name)}; it must be at least 1.")
 
@@ -116,7 +126,8 @@ class TrainingBatch:
     encoder_weights: Tensor  # [chosen] fp32
     packing: Packing | None = None
     # Of canvases that the sampler makes instead of noise:
-    visits: Tensor | None = None  # [rows] the step whose input is learned, from 0
+    visits: int = 0  # steps of the sampler, at most
+    picks: Tensor | None = None  # [rows, states] in [0, 1): which states of the path are learned
     seeds: Tensor | None = None  # [rows]
 
     def context_tokens(self, row: int) -> list[int]:
@@ -136,8 +147,8 @@ def _moved(value: Any, device: torch.device) -> Any:
         return value.to(device)
     if isinstance(value, tuple):
         return tuple(_moved(part, device) for part in value)
-    if value is None:
-        return None
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
     return replace(value, **{f.name: _moved(getattr(value, f.name), device) for f in fields(value)})
 
 
@@ -219,7 +230,8 @@ def make_batch(
         encoder_targets=targets,
         encoder_weights=encoder_weights,
         packing=packing,
-        visits=draws.below(_DrawPurpose.VISIT, 1, settings.visits)[:, 0] if settings.visits else None,
+        visits=settings.visits,
+        picks=draws.unit(_DrawPurpose.VISIT, settings.states) if settings.visits else None,
         seeds=draws.seeds if settings.visits else None,
     )
 
