@@ -65,7 +65,9 @@ def test_every_type_has_templates_of_both_kinds_and_none_twice() -> None:
 
 def test_a_prompt_names_the_type_and_the_days() -> None:
     prompt = make_prompt("order", " two lamps ", datetime.date(2026, 12, 29))
-    assert prompt == "order 2026-12-29 tue\nwed30 thu31 fri01 sat02 sun03 mon04 tue05\n\ntwo lamps"
+    assert (
+        prompt == "order 2026-12-29 tue\nwed1230 thu1231 fri0101 sat0102 sun0103 mon0104 tue0105\n\ntwo lamps"
+    )
     assert make_prompt(None, "two lamps", datetime.date(2026, 12, 29)).startswith("record 2026-12-29")
 
 

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import dgemma
 from dgemma.errors import InputError
+from dgemma.structured_output import compiler as compiler_module
 from dgemma.structured_output.budget import TimeBudget
+from dgemma.structured_output.compiler import GrammarCompiler
 from dgemma.structured_output.dfa import DFA, build_dfa
 from dgemma.structured_output.json_schema.grammar import schema_grammar
-from dgemma.structured_output.json_schema.spans import span_grammar
+from dgemma.structured_output.json_schema.spans import SpliceError, span_grammar
 from dgemma.structured_output.json_schema.syntax import JsonSyntax, ToolCallSyntax
+from dgemma.structured_output.response_format import JsonFormat
+from dgemma.structured_output.token_dfa import TokenDFA, build_token_dfa
+from dgemma.text.tokenizer import Tokenizer
 
+TOKENIZER = Tokenizer.from_directory(Path(dgemma.__file__).parent / "data" / "models" / "forms")
 TEXTS = st.text(alphabet='aAbs eE.-_"\\\nÄß1', max_size=12)
 
 
@@ -98,6 +107,86 @@ def test_a_text_without_words_leaves_no_string() -> None:
 def test_a_source_that_is_no_text_is_refused() -> None:
     with pytest.raises(InputError, match="'x-spanOf' at #/items is '3'; give a string"):
         compiled({"type": "array", "items": {"type": "string", "x-spanOf": 3}})
+
+
+def token_dfa(schema: Any, *, splices: bool) -> TokenDFA:
+    compiler = GrammarCompiler(TOKENIZER, TOKENIZER.vocab_size, (1, 106))
+    if splices:
+        found = compiler._spliced(JsonFormat(json.dumps(schema)), False, TimeBudget())
+    else:
+        found = build_dfa(
+            compiler._answer_grammar(JsonFormat(json.dumps(schema)), False, TimeBudget()), TimeBudget()
+        )
+    return build_token_dfa(found, compiler._vocabulary(), TimeBudget())
+
+
+def assert_same_language(a: TokenDFA, b: TokenDFA) -> None:
+    """No state of either is dead, so two states that are reached together must be alike."""
+    classes = np.unique(np.stack([a.class_of_token, b.class_of_token]), axis=1).T.tolist()
+    pairs, seen = [(0, 0)], {(0, 0)}
+    for at_a, at_b in pairs:
+        assert a.accepts[at_a] == b.accepts[at_b]
+        for class_a, class_b in classes:
+            to = int(a.transitions[class_a, at_a]), int(b.transitions[class_b, at_b])
+            assert (to[0] < 0) == (to[1] < 0)
+            if to[0] >= 0 and to not in seen:
+                seen.add(to)
+                pairs.append(to)
+
+
+def order(text: str, other: str) -> Any:
+    span = {"type": "string", "x-spanOf": text}
+    return {
+        "type": "object",
+        "properties": {
+            "who": {"anyOf": [span, {"type": "null"}]},
+            "items": {"type": "array", "items": span, "maxItems": 3},
+            "note": {"type": "string", "x-spanOf": other},
+            "count": {"type": "integer"},
+        },
+        "required": ["who", "items", "note"],
+        "additionalProperties": False,
+    }
+
+
+@given(TEXTS.filter(runs), TEXTS.filter(runs))
+@settings(max_examples=25, deadline=None)
+@example("Send two Lamps to Ann.", 'Say "no" to it.')
+def test_texts_spliced_into_a_schema_are_the_same_language(text: str, other: str) -> None:
+    schema = order(text, other)
+    assert_same_language(token_dfa(schema, splices=True), token_dfa(schema, splices=False))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "x-spanOf": "two lamps", "maxLength": 4},
+        {"anyOf": [{"type": "string", "x-spanOf": "two lamps"}, {"enum": ["lamps", "other"]}]},
+        {"allOf": [{"type": "string", "x-spanOf": "two lamps"}, {"pattern": "^l"}]},
+        {"type": ["string", "null"], "x-spanOf": " "},
+    ],
+)
+def test_what_cannot_be_spliced_is_compiled_as_a_whole(schema: Any) -> None:
+    with pytest.raises(SpliceError):
+        token_dfa(schema, splices=True)
+    compiler = GrammarCompiler(TOKENIZER, TOKENIZER.vocab_size, (1, 106))
+    found = compiler.compile(JsonFormat(json.dumps(schema))).token_dfa
+    assert_same_language(found, token_dfa(schema, splices=False))
+
+
+def test_a_schema_is_compiled_once_for_all_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(TOKENIZER, TOKENIZER.vocab_size, (1, 106))
+    count = 0
+
+    def counted(*args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        return schema_grammar(*args, **options)
+
+    monkeypatch.setattr(compiler_module, "schema_grammar", counted)
+    for text in ("two lamps", "three chairs", "no table at all"):
+        compiler.compile(JsonFormat(json.dumps(order(text, text))))
+    assert count == 1
 
 
 def test_a_long_text_does_not_shorten_lists() -> None:

@@ -3,7 +3,7 @@
 A prompt has the type, the reference date, the seven days after it, and the message:
 
     appointment 2026-11-18 wed
-    thu19 fri20 sat21 sun22 mon23 tue24 wed25
+    thu1119 fri1120 sat1121 sun1122 mon1123 tue1124 wed1125
 
     Lunch with Ann Hill tomorrow at noon.
 
@@ -154,7 +154,7 @@ def make_prompt(type_: str | None, message: str, today: datetime.date) -> str:
     """What the model reads; the caller puts it into a user turn. Without a type the model names it."""
     days = [today + datetime.timedelta(days=number) for number in range(1, DAYS_AHEAD + 1)]
     header = f"{type_ or ANY} {today.isoformat()} {WEEKDAYS[today.weekday()]}"
-    calendar = " ".join(f"{WEEKDAYS[day.weekday()]}{day:%d}" for day in days)
+    calendar = " ".join(f"{WEEKDAYS[day.weekday()]}{day:%m%d}" for day in days)
     return f"{header}\n{calendar}\n\n{message.strip()}"
 
 

@@ -17,8 +17,16 @@ from typing import Any
 from dgemma.errors import InputError, error_field
 from dgemma.structured_output.budget import DEFAULT_SECONDS, TimeBudget
 from dgemma.structured_output.constraint import Constraint
-from dgemma.structured_output.dfa import build_dfa
+from dgemma.structured_output.dfa import DFA, build_dfa
 from dgemma.structured_output.json_schema.grammar import json_object_grammar, schema_grammar
+from dgemma.structured_output.json_schema.keywords import SPAN_OF
+from dgemma.structured_output.json_schema.spans import (
+    SpanTokens,
+    SpliceError,
+    span_grammar,
+    splice,
+    without_texts,
+)
 from dgemma.structured_output.json_schema.syntax import JsonSyntax, ToolCallSyntax
 from dgemma.structured_output.regex import (
     ANY_TEXT,
@@ -44,11 +52,12 @@ from dgemma.text.tool_call import NAME, QUOTE
 
 # Of all cached token DFAs; the least recently used one is dropped first.
 _MAX_CACHE_BYTES = 256 << 20
+_MAX_SKELETONS = 64
 
 # The option that a compile error is about. A tool's schema sets "tools" itself.
 _FIELDS: dict[type, str] = {RegexFormat: "regex", ChoiceFormat: "choice", JsonFormat: "json_schema"}
 
-_Grammar = Callable[[TimeBudget], Node]
+_Grammar = Callable[[TimeBudget], DFA]
 
 
 class GrammarCompiler:
@@ -74,6 +83,7 @@ class GrammarCompiler:
         self._controls = controls
         self._end_tokens = end_tokens
         self._cache: OrderedDict[Hashable, TokenDFA] = OrderedDict()
+        self._skeletons: OrderedDict[Hashable, DFA] = OrderedDict()  # of schemas with x-spanOf, without texts
         self._cache_lock = Lock()
 
     def cached(self, response_format: ResponseFormat, *, allow_thought: bool = False) -> Constraint | None:
@@ -103,7 +113,7 @@ class GrammarCompiler:
         formats = [response_format]
         if isinstance(response_format, ToolCallFormat) and response_format.relaxed() != response_format:
             formats.append(response_format.relaxed())
-        grammars = [partial(self._answer_grammar, one, allow_thought) for one in formats]
+        grammars = [partial(self._answer_dfa, one, allow_thought) for one in formats]
         with _error_field(response_format):
             token_dfa = self._token_dfa((response_format, allow_thought), *grammars, on_check=on_check)
         return self._constraint(response_format, token_dfa)
@@ -113,8 +123,9 @@ class GrammarCompiler:
     ) -> Constraint:
         """Constrain positions `begin` to `end` of an answer to `prefix`, a text of the format, `suffix`."""
 
-        def grammar(budget: TimeBudget) -> Node:
-            return Concat((literal(prefix), self._grammar(response_format, budget), literal(suffix)))
+        def grammar(budget: TimeBudget) -> DFA:
+            inside = self._grammar(response_format, budget)
+            return build_dfa(Concat((literal(prefix), inside, literal(suffix))), budget)
 
         with _error_field(response_format):
             token_dfa = self._token_dfa((response_format, prefix, suffix), grammar)
@@ -142,7 +153,7 @@ class GrammarCompiler:
     def _built(self, grammar: _Grammar, seconds: float, on_check: Callable[[], None]) -> TokenDFA:
         trie = self._vocabulary()
         budget = TimeBudget(seconds, on_check)
-        return build_token_dfa(build_dfa(grammar(budget), budget), trie, budget)
+        return build_token_dfa(grammar(budget), trie, budget)
 
     def _vocabulary(self) -> TokenTrie:
         with self._trie_lock:
@@ -163,11 +174,42 @@ class GrammarCompiler:
                 self._cache.move_to_end(key)
             return self._cache.get(key)
 
+    def _answer_dfa(self, response_format: ResponseFormat, allow_thought: bool, budget: TimeBudget) -> DFA:
+        if isinstance(response_format, JsonFormat) and SPAN_OF in (response_format.schema or ""):
+            with suppress(SpliceError):
+                return self._spliced(response_format, allow_thought, budget)
+        return build_dfa(self._answer_grammar(response_format, allow_thought, budget), budget)
+
+    def _spliced(self, json_format: JsonFormat, allow_thought: bool, budget: TimeBudget) -> DFA:
+        """The schema's DFA, made once, with those of the texts in it."""
+        assert json_format.schema is not None
+        schema, texts = without_texts(json.loads(json_format.schema))
+        key = (json.dumps(schema), allow_thought)
+        with self._cache_lock:
+            skeleton = self._skeletons.get(key)
+        if skeleton is None:
+            grammar = self._framed(schema_grammar(schema, SpanTokens(), budget=budget), allow_thought)
+            skeleton = build_dfa(grammar, budget)
+            with self._cache_lock:
+                self._skeletons[key] = skeleton
+                while len(self._skeletons) > _MAX_SKELETONS:
+                    self._skeletons.popitem(last=False)
+        spans = {}
+        for number, text in enumerate(texts):
+            if (span := span_grammar(text, JsonSyntax(), budget)) is None:
+                raise SpliceError
+            spans[-1 - number] = build_dfa(span, budget)
+        return splice(skeleton, spans)
+
     def _answer_grammar(
         self, response_format: ResponseFormat, allow_thought: bool, budget: TimeBudget
     ) -> Node:
+        return self._framed(self._grammar(response_format, budget), allow_thought)
+
+    def _framed(self, text: Node, allow_thought: bool) -> Node:
+        """A whole answer: a thought, if there may be one, the text, and end tokens."""
         ends = Repeat(Alternation(tuple(map(SpecialToken, self._end_tokens))), 0, None)
-        parts = [self._grammar(response_format, budget), ends]
+        parts = [text, ends]
         opens, closes = (self._controls.get(name) for name in ("<|channel>", "<channel|>"))
         if allow_thought and opens is not None and closes is not None:
             parts.insert(0, Repeat(Concat((SpecialToken(opens), ANY_TEXT, SpecialToken(closes))), 0, 1))

@@ -2,16 +2,26 @@
 
 The language is finite, and a subset construction from all word starts at once gives at most about two states
 per byte of the text: they are the states of its suffix automaton.
+
+Messages differ while their schema stays the same. So the schema is compiled once, with a special token in the
+place of each such string, and the DFAs of the texts are spliced in (`splice`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
+
+import numpy as np
 
 from dgemma.structured_output.budget import TimeBudget
-from dgemma.structured_output.json_schema.syntax import ValueSyntax
-from dgemma.structured_output.regex import DFANode
+from dgemma.structured_output.dfa import DFA, MAX_STATES
+from dgemma.structured_output.json_schema.keywords import SPAN_OF
+from dgemma.structured_output.json_schema.syntax import JsonSyntax, ValueSyntax
+from dgemma.structured_output.regex import DFANode, SpecialToken
 
 _WORD = re.compile(r"[^\W_]+")
 _BETWEEN_SPACES = re.compile(r"\S+")
@@ -73,3 +83,78 @@ def _bounds(text: str) -> tuple[set[int], set[int]]:
             # Without "s", and without "es" if that is there: which it is depends on the word.
             ends |= {word.end() - length for length in range(1, len(plural[0]) + 1)}
     return starts, ends
+
+
+class SpliceError(Exception):
+    """The schema has to be compiled with its texts: something else stands where a span may begin or end."""
+
+
+@dataclass(frozen=True)
+class SpanTokens(JsonSyntax):
+    """JSON in which `x-spanOf: "0"` is written as the special token -1, `"1"` as -2, and so on."""
+
+    def span(self, number: str) -> SpecialToken:
+        return SpecialToken(-1 - int(number))
+
+
+def without_texts(schema: Any) -> tuple[Any, list[str]]:
+    """A schema with numbers in place of the texts of `x-spanOf`, and the texts."""
+    texts: dict[str, int] = {}
+
+    def replaced(part: Any) -> Any:
+        if isinstance(part, list):
+            return [replaced(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        found = {key: replaced(value) for key, value in part.items()}
+        if isinstance(text := part.get(SPAN_OF), str):
+            found[SPAN_OF] = str(texts.setdefault(text, len(texts)))
+        elif SPAN_OF in part:
+            raise SpliceError
+        return found
+
+    return replaced(schema), list(texts)
+
+
+def splice(dfa: DFA, spans: Mapping[int, DFA]) -> DFA:
+    """The DFA with a language in place of each of these special tokens."""
+    bytes_used = np.flatnonzero(
+        np.any([dfa.symbol_of_byte >= 0, *(span.symbol_of_byte >= 0 for span in spans.values())], axis=0)
+    )
+    tokens = [token for token in dfa.symbol_of_token if token not in spans]
+    columns = np.append(dfa.symbol_of_byte[bytes_used], [dfa.symbol_of_token[token] for token in tokens])
+    none = np.full((dfa.num_states, 1), -1, np.int32)
+    # The last column is that of symbol -1: bytes that only the spans have.
+    rows = np.append(dfa.transitions, none, axis=1)[:, columns.astype(np.int64)]
+    blocks, accepts = [rows], [dfa.accepts]
+    num_states = dfa.num_states
+    for token, span in spans.items():
+        if token not in dfa.symbol_of_token:
+            continue
+        empty = np.full((span.num_states, 1), -1, np.int32)
+        symbols = np.append(span.symbol_of_byte[bytes_used], np.full(len(tokens), -1))
+        own = np.append(span.transitions, empty, axis=1)[:, symbols]
+        targets = dfa.transitions[:, dfa.symbol_of_token[token]]
+        for source in np.flatnonzero(targets >= 0):
+            after = rows[targets[source]]
+            # State 0 of the span is the source; its other states are new.
+            block = np.where(own >= 0, own + (num_states - 1), -1)
+            ends = np.flatnonzero(span.accepts)
+            is_mixed = (rows[source] >= 0) & (block[0] >= 0)
+            if span.accepts[0] or is_mixed.any() or ((block[ends] >= 0) & (after >= 0)).any():
+                raise SpliceError
+            block[ends] = np.where(block[ends] >= 0, block[ends], after)
+            rows[source] = np.where(block[0] >= 0, block[0], rows[source])
+            blocks.append(block[1:])
+            accepts.append(span.accepts[1:] & dfa.accepts[targets[source]])
+            num_states += span.num_states - 1
+            if num_states > MAX_STATES:
+                raise SpliceError
+    symbol_of_byte = np.full(256, -1, np.int32)
+    symbol_of_byte[bytes_used] = np.arange(len(bytes_used))
+    return DFA(
+        np.concatenate(blocks).astype(np.int32),
+        np.concatenate(accepts),
+        symbol_of_byte,
+        {token: len(bytes_used) + at for at, token in enumerate(tokens)},
+    )

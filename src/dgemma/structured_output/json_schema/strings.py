@@ -19,7 +19,7 @@ from dgemma.structured_output.json_schema.keywords import (
     text,
 )
 from dgemma.structured_output.json_schema.source import Branch, SchemaSource
-from dgemma.structured_output.json_schema.spans import span_grammar
+from dgemma.structured_output.json_schema.spans import SpanTokens, SpliceError, span_grammar
 from dgemma.structured_output.json_schema.syntax import FREE_CHARACTER, FREE_CONTENT, ValueSyntax
 from dgemma.structured_output.regex import (
     ANY_CHARACTER,
@@ -128,6 +128,10 @@ class StringKeywords:
             excluded += [literal(value) for value in schema.get(NOT_EQUAL, []) if isinstance(value, str)]
         if max_count is not None and max_count < min_count:
             return None
+        if isinstance(self._syntax, SpanTokens) and spans:
+            if languages or excluded or len(spans) > 1 or min_count or max_count is not None:
+                raise SpliceError
+            return spans[0]
         if min_count or max_count is not None or not (languages or spans):
             character = ANY_CHARACTER if languages else FREE_CHARACTER
             shortened = None if max_count is None else min(max_count, max(MAX_STRING_CHARS, min_count))
@@ -140,7 +144,9 @@ class StringKeywords:
             found = difference(found, self._syntax.escaped(Alternation(tuple(excluded))), self._budget)
         return found
 
-    def _span(self, source: str) -> DFANode | None:
+    def _span(self, source: str) -> Node | None:
+        if isinstance(self._syntax, SpanTokens):
+            return self._syntax.span(source)
         if source not in self._spans:
             self._spans[source] = span_grammar(source, self._syntax, self._budget)
         return self._spans[source]
