@@ -1,8 +1,8 @@
-"""More of it: `PYTHONPATH=. dgemma train recipes/forms/again.py`, after settle; then settle from its model.
+"""More of it: `PYTHONPATH=. dgemma train recipes/forms/again.py`, after settle; then finish.
 
-The rate stays where it is, so `steps=N` prolongs a run; it was ended after 344 steps. Six steps of each path are
-learned, because canvases that take longer than three are those that go wrong. After step 277 the days in the
-prompt have their month (`thu1119` in place of `thu19`).
+The rate stays where it is, so `steps=N` prolongs a run; it was ended after 344 steps. Six steps of each path
+are learned, because canvases that take longer than three are those that go wrong. After step 277 the days in
+the prompt have their month (`thu1119` in place of `thu19`).
 """
 
 from dataclasses import replace
