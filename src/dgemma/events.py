@@ -57,6 +57,7 @@ class Commit:
     logprobs: tuple[LogProbs, ...] | None = None  # per token of `tokens`, if requested
     settled: bool = True  # False: the argmax of a canvas that the deadline cut short
     pinned: tuple[int, ...] = ()  # positions of `tokens` that were pinned; the model chose the others
+    accepted: int | None = None  # of a verified draft: its first tokens that were kept; the causal pass chose the last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,7 @@ class Timings:
     prefill_s: float = 0.0
     denoise_s: float = 0.0  # forwards and steps
     commit_s: float = 0.0  # encoding finished canvases, or causal tokens
+    verify_s: float = 0.0  # encoding drafts, and the vocabulary at each of their tokens
     first_commit_s: float = 0.0  # from the call to the first final text
     total_s: float = 0.0
 
@@ -79,7 +81,7 @@ class Answer:
     tokens: tuple[int, ...]  # up to and including the end token
     finish_reason: FinishReason
     seed: int
-    decode: str  # "diffuse" or "causal"
+    decode: str  # "diffuse", "verified", "lossless" or "causal"
     thought: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     stop_string: str | None = None  # the one that ended it
@@ -95,8 +97,11 @@ class Answer:
 
     @property
     def forwards(self) -> int:
-        """Forwards that wrote tokens: denoise steps, or one per causal token."""
-        return sum(self.steps) if self.decode == "diffuse" else len(self.tokens)
+        """Forwards that wrote tokens: denoise steps, and one that verifies each canvas; or one per causal
+        token."""
+        if self.decode == "causal":
+            return len(self.tokens)
+        return sum(self.steps) + (len(self.steps) if self.decode in ("verified", "lossless") else 0)
 
     @property
     def tokens_per_forward(self) -> float:

@@ -9,7 +9,8 @@ from typing import Any, Literal, TypedDict
 
 from dgemma.errors import InputError, suggestion
 
-Decode = Literal["diffuse", "causal", "auto"]
+Decode = Literal["diffuse", "verified", "lossless", "causal", "auto"]
+DECODES: tuple[Decode, ...] = ("diffuse", "verified", "lossless", "causal", "auto")
 Acceptance = Literal["entropy_bound", "confidence", "fixed"]
 
 MAX_STOP_STRINGS = 16
@@ -37,6 +38,8 @@ class SamplingOptions(TypedDict, total=False):
     seed: int | None
     temperature: float | None
     decode: Decode | None
+    draft_steps: int | None
+    verify_threshold: float | None
     max_denoising_steps: int | None
     t_min: float | None
     t_max: float | None
@@ -85,7 +88,12 @@ class GenerationParams:
     temperature: float = 1.0
     """Scales both ends of the schedule (1: as the checkpoint has it); 0 takes the argmax."""
     decode: Decode = "diffuse"
-    """"diffuse" refines canvases, "causal" writes left to right, "auto" takes the cheaper one."""
+    """"diffuse" refines canvases, "causal" writes left to right; "lossless" writes the causal text of the same
+    seed by checking canvases, "verified" keeps what is likely enough; "auto" takes the fastest."""
+    draft_steps: int = 4
+    """With "verified" and "lossless": denoise steps of a canvas before it is checked, at most."""
+    verify_threshold: float = 0.1
+    """With "verified": the least causal probability of a token of the canvas that is kept."""
     max_denoising_steps: int = 48
     t_min: float = 0.4
     t_max: float = 0.8
@@ -119,13 +127,14 @@ class GenerationParams:
             ("max_tokens", 1, None), ("seed", -(1 << 63), (1 << 64) - 1),
             ("max_denoising_steps", 1, MAX_STEPS), ("accept_per_step", 1, None),
             ("stability_threshold", 0, None), ("top_k", 1, MAX_TOP_K), ("logprobs", 0, MAX_LOGPROBS),
+            ("draft_steps", 1, MAX_STEPS),
         )  # fmt: skip
         for name, least, most in whole:
             self._check_number(name, int, least, most)
         real = (
             ("temperature", 0.0, 100.0), ("t_min", 0.0, 100.0), ("t_max", 0.0, 100.0),
             ("entropy_bound", 0.0, None), ("min_confidence", 0.0, 1.0), ("confidence_threshold", 0.0, None),
-            ("top_p", 0.0, 1.0), ("deadline_s", 0.0, None),
+            ("top_p", 0.0, 1.0), ("deadline_s", 0.0, None), ("verify_threshold", 0.0, 1.0),
         )  # fmt: skip
         for name, low, high in real:
             self._check_number(name, (int, float), low, high)
@@ -137,7 +146,7 @@ class GenerationParams:
             raise InputError.about(
                 "t_min", f"is {self.t_min}, t_max is {self.t_max}; t_min must not be larger."
             )
-        self._check_choice("decode", ("diffuse", "causal", "auto"))
+        self._check_choice("decode", DECODES)
         self._check_choice("acceptance", ("entropy_bound", "confidence", "fixed"))
         self._check_stop()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dgemma.cli.views.progress import Notice, byte_progress, print_line
 from dgemma.errors import DgemmaError, InputError
 from dgemma.machine import choose_threads, sample_cpu
-from dgemma.params import PRESETS, GenerationParams
+from dgemma.params import DECODES, PRESETS, GenerationParams
 from dgemma.structured_output.response_format import (
     MAX_FORMAT_CHARS,
     JsonFormat,
@@ -52,7 +52,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
         help="return the text written so far after this many seconds",
     )
     parser.add_argument(
-        "--decode", choices=("diffuse", "causal", "auto"), help="whole canvases, or left to right"
+        "--decode", choices=DECODES, help="whole canvases, checked or not; or left to right"
     )
     parser.add_argument(
         "--acceptance",

@@ -41,10 +41,19 @@ class ConstraintState:
         last = constraint.completable_states(stop, self._max_tokens, self._choices)
         return CanvasConstraint(_vocab_dfa(constraint.token_dfa, device), self.state, last, span)
 
-    def allowed_tokens(self, position: int) -> NDArray[np.bool_]:
-        """Whether each token is allowed at `position` [vocabulary]."""
+    def states_along(self, begin: int, tokens: list[int]) -> list[int]:
+        """The state before each token of a draft from position `begin` on, and after all that are allowed."""
+        dfa, states = self.constraint.token_dfa, [self.state]
+        for position, token in enumerate(tokens, begin):
+            if not self.allowed_tokens(position, states[-1])[token]:
+                break
+            states.append(dfa.run([token], states[-1]))
+        return states
+
+    def allowed_tokens(self, position: int, state: int) -> NDArray[np.bool_]:
+        """Whether each token is allowed at `position` in this state [vocabulary]."""
         dfa = self.constraint.token_dfa
-        to = dfa.transitions[:, self.state]
+        to = dfa.transitions[:, state]
         can = self.constraint.completable_states(position + 1, self._max_tokens, self._choices)
         return np.append(can, False)[to][dfa.class_of_token]
 

@@ -23,7 +23,6 @@ from dgemma.engine.kv_cache_manager import KVCacheManager
 from dgemma.engine.kv_store import KVStore
 from dgemma.engine.model_runner import (
     Canvases,
-    Encoded,
     PromptChunk,
     Stepped,
     canvas_pins,
@@ -31,23 +30,26 @@ from dgemma.engine.model_runner import (
     sample_canvases,
     sample_tokens,
     score_tokens,
+    verify_drafts,
 )
 from dgemma.engine.output import OutputBuilder
 from dgemma.engine.request import EngineRequest, PinnedTokens, ValidatedRequest, validate_request
 from dgemma.engine.scheduler import (
     COMMIT,
     DENOISE,
+    VERIFY,
     QueuedRequest,
     ScheduledSequence,
     Scheduler,
     SchedulerConfig,
 )
-from dgemma.engine.sequence import SampleOutput, SequenceState
+from dgemma.engine.sequence import Encoded, SampleOutput, SequenceState
 from dgemma.engine.service import EngineStats, Failed
 from dgemma.errors import InputError
 from dgemma.events import Event, LogProbs
 from dgemma.model.kv_cache import PastKeysValues
 from dgemma.model.transformer import Transformer
+from dgemma.params import GenerationParams
 from dgemma.sampling.rng import NoiseStream, noise_key, random_tokens
 from dgemma.sampling.sampler import make_sampler, open_canvas
 from dgemma.text.tokenizer import Tokenizer
@@ -115,7 +117,7 @@ class Engine:
         self._hit_tokens = 0
         self._max_rows = limits.max_num_seqs  # of one forward; lower for a while after memory ran out
         self._calm_steps = 0  # since then
-        names = ("steps", "prefill_tokens", "denoise_forwards", "commit_tokens", "out_of_memory")
+        names = ("steps", "prefill_tokens", "denoise_forwards", "commit_tokens", "verify_tokens", "out_of_memory")
         self._counters = dict.fromkeys(names, 0)
 
     @property
@@ -213,11 +215,11 @@ class Engine:
             request_id=request_id,
             request=request,
             output=output,
-            sampler=request.sampler or make_sampler(params),
+            sampler=request.sampler or make_sampler(_of_draft(params) if _is_verified(decode) else params),
             decode=decode,
             arrived=now,
             canvas_len=self._config.canvas_len,
-            refines=decode == "diffuse",
+            refines=decode not in ("causal", "score"),
             constraint_state=None
             if request.constraint is None
             else ConstraintState(request.constraint, max_tokens, request.pinned),
@@ -306,13 +308,18 @@ class Engine:
             table = self._scheduler.block_table(scheduled.request_id)
             tokens = sequence.context[scheduled.start : scheduled.stop]
             canvas = None
-            if scheduled.is_last and sequence.is_diffuse and sequence.has_free:
+            if scheduled.phase is VERIFY:
+                assert sequence.draft is not None
+                tokens = sequence.draft
+            elif scheduled.is_last and sequence.has_canvas and sequence.has_free:
                 # Its next canvas is opened, and denoised in the same forward.
                 canvas = self._store.read(table, space=self._config.canvas_len, gap=len(tokens))
                 key = noise_key([sequence.output.seed], [sequence.output.canvas], [0], self._device)
                 noise = random_tokens(key, NoiseStream.OPEN, self._config.canvas_len, self._config.vocab_size)
                 self._open_canvas(sequence)
                 noise = noise if sequence.pins is None else sequence.pins.open(noise)
+                if sequence.leftover:  # of the last draft: what the causal pass did not come to
+                    noise[0, : len(sequence.leftover)] = torch.tensor(sequence.leftover, device=self._device)
                 self._canvases.write([scheduled.slot], open_canvas(noise), None)
                 pasts[scheduled.slot] = canvas
             chunks.append(PromptChunk(tokens, self._store.read(table), canvas))
@@ -338,6 +345,10 @@ class Engine:
         """Append encoded tokens to the KV cache -> the hidden states to sample from, if any."""
         encoded = computed.encoded
         assert encoded is not None
+        if scheduled.phase is VERIFY:
+            assert sequence.last_hidden is not None
+            sequence.verified = encoded  # stored as far as it is accepted
+            return torch.cat([sequence.last_hidden, encoded.hidden])
         block_table = self._scheduler.allocate(scheduled)
         self._store.write(
             block_table, scheduled.start, scheduled.stop, encoded.fresh, encoded.row, encoded.skip
@@ -346,8 +357,10 @@ class Engine:
         over = self._scheduler.mark_computed(scheduled)
         if sequence.request.score_from is not None:
             self._score(sequence, sequence.request.score_from, scheduled, encoded)
-        if not over or not sequence.is_diffuse:
+        if not over or not sequence.has_canvas:
             return encoded.hidden[-1:] if over and sequence.is_causal else None
+        if sequence.is_verified:
+            sequence.last_hidden = encoded.hidden[-1:].clone()
         if not sequence.has_free:  # every position is pinned: nothing to denoise
             sequence.refines = False
             self._settle(sequence, self._pinned_canvas(sequence), steps=0)
@@ -362,6 +375,9 @@ class Engine:
     ) -> Sequence[tuple[SampleOutput, Stepped | None]]:
         """Sample -> the outputs, and the canvases after the step. Writes nothing."""
         sequences = [sequence for sequence, _, _ in items]
+        if sequences[0].draft is not None:
+            found = verify_drafts(model, sequences, [states for _, _, states in items])
+            return [(sample, None) for sample in found]
         hidden = torch.stack([states for _, _, states in items])
         if sequences[0].is_causal:
             return [(sample, None) for sample in sample_tokens(model, sequences, hidden)]
@@ -376,6 +392,9 @@ class Engine:
         stepped: Stepped | None,
     ) -> None:
         """Write the stepped canvas, then emit a draft, and a commit if the canvas has settled."""
+        if sample.accepted is not None:
+            self._accept(sequence, scheduled, sample)
+            return
         if stepped is not None:
             self._canvases.write([scheduled.slot], stepped.state, stepped.soft)
         sequence.sample = sample
@@ -384,8 +403,40 @@ class Engine:
             sequence.steps += 1
             if sequence.request.drafts:
                 self._emit(sequence, sequence.output.draft(guess, sample.entropy.tolist(), sequence.steps))
-        if sample.settled:
+        if sample.settled and sequence.is_verified:
+            self._draft(sequence, guess)
+        elif sample.settled:
             self._settle(sequence, guess, steps=sequence.steps, sample=sample)
+
+    def _draft(self, sequence: SequenceState, guess: list[int]) -> None:
+        """Have the causal pass check a canvas, up to its end token and to max_tokens."""
+        ends = () if sequence.request.params.ignore_end else sequence.request.params.end_tokens
+        length = next((at + 1 for at, token in enumerate(guess) if token in ends), len(guess))
+        left = sequence.output.max_tokens - len(sequence.output.tokens)
+        sequence.past = None
+        sequence.draft = guess[: min(length, left)]
+        sequence.leftover = guess
+        self._scheduler.set_phase(sequence.request_id, VERIFY, sequence.draft)
+
+    def _accept(
+        self, sequence: SequenceState, scheduled: ScheduledSequence, sample: SampleOutput
+    ) -> None:
+        """Commit what is accepted of a draft, and the token after it, which is still to be encoded.
+
+        At max_tokens there is none after it; then the last of the draft stays as it is.
+        """
+        encoded, tokens = sequence.verified, sample.guess.tolist()
+        assert encoded is not None
+        kept = self._scheduler.keep(scheduled, tokens[:-1])
+        if len(tokens) > 1:
+            block_table = self._scheduler.allocate(kept)
+            self._store.write(block_table, kept.start, kept.stop, encoded.fresh, encoded.row, encoded.skip)
+            self._scheduler.mark_computed(kept)
+        self._counters["verify_tokens"] += scheduled.stop - scheduled.start
+        sequence.context += tokens[:-1]
+        sequence.draft = sequence.verified = None
+        sequence.leftover = sequence.leftover[len(tokens) :]
+        self._settle(sequence, tokens, steps=sequence.steps, sample=sample)
 
     def _settle(
         self, sequence: SequenceState, guess: list[int], *, steps: int, sample: SampleOutput | None = None
@@ -398,13 +449,20 @@ class Engine:
             logprobs, watched = sample.logprobs(), sample.watched
         if sequence.constraint_state is not None:
             sequence.constraint_state.advance(len(sequence.output.tokens), guess)
-        self._emit(sequence, sequence.output.commit(guess, steps=steps, logprobs=logprobs, watched=watched))
+        accepted = None if sample is None else sample.accepted
+        self._emit(
+            sequence,
+            sequence.output.commit(
+                guess, steps=steps, logprobs=logprobs, watched=watched, accepted=accepted
+            ),
+        )
         sequence.first_commit_s = sequence.first_commit_s or self._clock() - sequence.arrived
         if sequence.output.reason is not None:
             self._finish(sequence)
         else:
-            sequence.context += guess
-            self._scheduler.set_phase(sequence.request_id, COMMIT, guess)
+            new = guess if accepted is None else guess[-1:]
+            sequence.context += new
+            self._scheduler.set_phase(sequence.request_id, COMMIT, new)
 
     def _open_canvas(self, sequence: SequenceState) -> None:
         """Pins and constraint of the next canvas."""
@@ -455,7 +513,8 @@ class Engine:
 
     def _expire(self, sequence: SequenceState) -> None:
         """Finish at the deadline with the best guess so far, marked as provisional."""
-        sample = sequence.sample if sequence.past is not None else None
+        # A draft is not shown: "lossless" promises a beginning of the causal text.
+        sample = sequence.sample if sequence.past is not None and not sequence.is_verified else None
         commit = sequence.output.commit(
             [] if sample is None else sample.guess.tolist(),
             steps=0 if sample is None else sequence.steps,
@@ -479,7 +538,8 @@ class Engine:
         if scheduled is None:
             return
         read = scheduled.stop - scheduled.start
-        refines = scheduled.phase is DENOISE or (scheduled.is_last and sequence.refines)
+        opens = scheduled.is_last and scheduled.phase is not VERIFY
+        refines = scheduled.phase is DENOISE or (opens and sequence.refines)
         refined = self._config.canvas_len if refines else 0
         for phase, tokens in ((scheduled.phase.name, read), (DENOISE.name, refined)):
             sequence.phase_s[phase] = sequence.phase_s.get(phase, 0.0) + seconds * tokens / (read + refined)
@@ -544,6 +604,15 @@ class Engine:
             del self._outputs[outputs:]
             self._fail(sequence, error)
             return None
+
+
+def _is_verified(decode: str) -> bool:
+    return decode in ("verified", "lossless")
+
+
+def _of_draft(params: GenerationParams) -> GenerationParams:
+    """Options of a canvas that is only a draft."""
+    return replace(params, max_denoising_steps=params.draft_steps)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -57,11 +57,12 @@ class OutputBuilder:
         is_late: bool = False,
         logprobs: Sequence[LogProbs] | None = None,
         watched: Sequence[tuple[int, LogProbs]] = (),
+        accepted: int | None = None,
     ) -> Commit:
         """Take a canvas (or one causal token), up to where the answer ends.
 
         settled: False for the best guess of a canvas that ran out of time. is_late: no more will come.
-        watched: log-probabilities of watched positions of this canvas.
+        watched: log-probabilities of watched positions of this canvas. accepted: tokens of a draft among these.
         """
         texts: list[str] = []
         thoughts: list[str] = []
@@ -106,6 +107,7 @@ class OutputBuilder:
             logprobs=top,
             settled=settled,
             pinned=pinned,
+            accepted=None if accepted is None else min(accepted, len(new)),
         )
 
     def end(self) -> None:

@@ -128,7 +128,7 @@ class ValidatedRequest:
     """A request that the model can take, with its limits resolved."""
 
     request: EngineRequest
-    decode: str  # "diffuse", "causal" or "score"
+    decode: str  # of `params`, but not "auto"; or "score"
     max_tokens: int  # that it may write
     max_len: int  # tokens that its context may hold
 
@@ -160,18 +160,21 @@ def validate_request(
     if decode == "auto":
         decode = choose_decode(request.adapter, max_tokens)
     if pinned:
-        if params.decode == "causal":
+        if params.decode not in ("diffuse", "auto"):
             raise InputError(
-                'positions are pinned, and decode is "causal"; only a canvas can hold pins.', field="decode"
+                f"positions are pinned, and decode is {params.decode!r}; only a canvas can hold pins, and the "
+                'causal pass does not know them. Use "diffuse".',
+                field="decode",
             )
         pinned.check(config.vocab_size, max_tokens)
         decode = "diffuse"
     if request.constraint is not None:
         _check_constraint(request.constraint, params, config.vocab_size, max_tokens, pinned)
-        decode = "causal" if params.decode == "causal" else "diffuse"
+        decode = "diffuse" if params.decode == "auto" else params.decode
     # The last token, or the last canvas, is never encoded.
     canvas_len = config.canvas_len
-    encoded = max_tokens - 1 if decode == "causal" else (max_tokens - 1) // canvas_len * canvas_len
+    by_canvas = (max_tokens - 1) // canvas_len * canvas_len
+    encoded = by_canvas if decode == "diffuse" else max_tokens - 1
     return ValidatedRequest(
         request=request, decode=decode, max_tokens=max_tokens, max_len=len(request.prompt) + encoded
     )

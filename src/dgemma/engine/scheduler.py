@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dgemma.engine.kv_cache_manager import BlockTable, KVCacheManager
 from dgemma.engine.prefix_cache import BlockHashChain
@@ -27,11 +27,14 @@ class Phase:
     name: str
     extends: bool
     """Whether tokens join the context: these can be computed in chunks."""
+    is_draft: bool = False
+    """Whether only some of the tokens may join it: `keep` says which."""
 
 
 PREFILL = Phase("prefill", extends=True)
 DENOISE = Phase("denoise", extends=False)
 COMMIT = Phase("commit", extends=True)
+VERIFY = Phase("verify", extends=True, is_draft=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,12 +174,21 @@ class Scheduler:
         return is_over
 
     def set_phase(self, request_id: int, phase: Phase, tokens: Sequence[int] = ()) -> None:
-        """Begin the next phase. `tokens` are to join the context."""
+        """Begin the next phase. `tokens` are to join the context, or may do so."""
         running = self._running[request_id]
         assert phase.extends == bool(tokens)
         running.phase = phase
-        running.block_table.chain.add(tokens)
+        if not phase.is_draft:
+            running.block_table.chain.add(tokens)
         running.target = running.block_table.length + len(tokens)
+
+    def keep(self, scheduled: ScheduledSequence, tokens: Sequence[int]) -> ScheduledSequence:
+        """Of a draft, these first tokens join the context -> what was computed of it."""
+        running = self._running[scheduled.request_id]
+        assert running.phase.is_draft
+        running.block_table.chain.add(tokens)
+        running.target = scheduled.start + len(tokens)
+        return replace(scheduled, stop=running.target)
 
     def remove(self, request_id: int, *, reusable: bool = False) -> None:
         """A request finished, failed or was cancelled. Its slot and blocks are free for the next step.

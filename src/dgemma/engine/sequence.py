@@ -12,7 +12,7 @@ from dgemma.engine.constraint_state import ConstraintState
 from dgemma.engine.output import OutputBuilder
 from dgemma.engine.request import EngineRequest
 from dgemma.events import Finish, LogProbs, Timings
-from dgemma.model.kv_cache import PastKeysValues
+from dgemma.model.kv_cache import NewKeysValues, PastKeysValues
 from dgemma.sampling.constrained import CanvasConstraint
 from dgemma.sampling.pinned import CanvasPins
 from dgemma.sampling.sampler import Sampler
@@ -20,14 +20,26 @@ from dgemma.sampling.top_k import TopK
 
 
 @dataclass(frozen=True)
+class Encoded:
+    """The result of a chunk: row `row` of `fresh`, after `skip` tokens of padding."""
+
+    hidden: Tensor  # [tokens, hidden]
+    fresh: NewKeysValues
+    row: int
+    skip: int
+
+
+@dataclass(frozen=True)
 class SampleOutput:
-    """What sampling returned for one sequence: a canvas, or the next token in causal mode."""
+    """What sampling returned for one sequence: a canvas, or the next tokens, of which the first `accepted` are
+    those of the draft."""
 
     guess: Tensor  # [positions]
     entropy: Tensor  # [positions]
     top_k: TopK | None  # both [positions, n]
     settled: bool
     watched: tuple[tuple[int, LogProbs], ...] = ()  # by position of the canvas, once it is settled
+    accepted: int | None = None  # of a draft that was verified
 
     def logprobs(self) -> list[LogProbs] | None:
         if self.top_k is None:
@@ -48,7 +60,7 @@ class SequenceState:
     request: EngineRequest
     output: OutputBuilder
     sampler: Sampler
-    decode: str  # "diffuse", "causal" or "score"
+    decode: str  # of `GenerationParams`, but not "auto"; or "score"
     arrived: float
     canvas_len: int
     context: list[int]  # tokens that are, or are about to be, in the context
@@ -59,6 +71,10 @@ class SequenceState:
     past: PastKeysValues | None = None  # gathered for the running canvas
     steps: int = 0  # taken on the running canvas
     sample: SampleOutput | None = None  # the last one of the running canvas
+    last_hidden: Tensor | None = None  # [1, hidden], of the context's last token, which predicts the next
+    draft: list[int] | None = None  # while it is verified
+    leftover: list[int] = field(default_factory=list)  # of the last draft, from the next position on
+    verified: Encoded | None = None  # the draft, encoded; what is kept of it joins the context
     refines: bool = True  # False: every position of its last canvas was fixed, or it has none
     phase_s: dict[str, float] = field(default_factory=dict)  # seconds by phase
     queue_s: float = 0.0
@@ -69,8 +85,13 @@ class SequenceState:
         return self.decode == "causal"
 
     @property
-    def is_diffuse(self) -> bool:
-        return self.decode == "diffuse"
+    def has_canvas(self) -> bool:
+        return self.decode in ("diffuse", "verified", "lossless")
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the causal pass checks each canvas."""
+        return self.decode in ("verified", "lossless")
 
     @property
     def has_free(self) -> bool:
@@ -90,7 +111,7 @@ class SequenceState:
     @property
     def has_shown(self) -> bool:
         """Whether there is anything to return: a commit, or a guess."""
-        return self.first_commit_s > 0 or self.sample is not None
+        return self.first_commit_s > 0 or (self.sample is not None and not self.is_verified)
 
     def sampling_key(self) -> Hashable:
         """Sequences with the same key share one vocabulary scan."""
@@ -99,7 +120,8 @@ class SequenceState:
         scan = (params.temperature > 0, params.top_k, params.top_p, params.logprobs)
         return (
             self.is_causal,
-            rules,
+            None if self.draft is None else (self.decode, params.verify_threshold),
+            rules if self.draft is None else None,
             scan,
             bool(self.request.logit_bias),
             self.constraint_state is not None,
@@ -111,6 +133,7 @@ class SequenceState:
             prefill_s=self.phase_s.get("prefill", 0.0),
             denoise_s=self.phase_s.get("denoise", 0.0),
             commit_s=self.phase_s.get("commit", 0.0),
+            verify_s=self.phase_s.get("verify", 0.0),
             first_commit_s=self.first_commit_s,
             total_s=now - self.arrived,
         )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from dgemma.engine.request import MAX_LOGIT_BIAS, MAX_LOGIT_BIASES
-from dgemma.params import MAX_STEPS, MAX_STOP_STRING_LEN, MAX_STOP_STRINGS, MAX_TOP_K, PRESETS
+from dgemma.params import DECODES, MAX_STEPS, MAX_STOP_STRING_LEN, MAX_STOP_STRINGS, MAX_TOP_K, PRESETS
 
 # Requests
 
@@ -38,7 +38,7 @@ LogitBiasField = Annotated[
     Field(max_length=MAX_LOGIT_BIASES),
 ]
 _Preset = Annotated[str, WithJsonSchema({"type": "string", "enum": list(PRESETS)})]
-_Decode = Annotated[str, WithJsonSchema({"type": "string", "enum": ["diffuse", "causal", "auto"]})]
+_Decode = Annotated[str, WithJsonSchema({"type": "string", "enum": list(DECODES)})]
 _Acceptance = Annotated[
     str, WithJsonSchema({"type": "string", "enum": ["entropy_bound", "confidence", "fixed"]})
 ]
