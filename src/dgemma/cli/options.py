@@ -51,9 +51,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="return the text written so far after this many seconds",
     )
-    parser.add_argument(
-        "--decode", choices=DECODES, help="whole canvases, checked or not; or left to right"
-    )
+    parser.add_argument("--decode", choices=DECODES, help="whole canvases, checked or not; or left to right")
     parser.add_argument(
         "--acceptance",
         choices=("entropy_bound", "confidence", "fixed"),

@@ -26,6 +26,7 @@ from dgemma.engine.model_runner import (
     PromptChunk,
     Stepped,
     canvas_pins,
+    draft_tokens,
     forward,
     sample_canvases,
     sample_tokens,
@@ -117,7 +118,14 @@ class Engine:
         self._hit_tokens = 0
         self._max_rows = limits.max_num_seqs  # of one forward; lower for a while after memory ran out
         self._calm_steps = 0  # since then
-        names = ("steps", "prefill_tokens", "denoise_forwards", "commit_tokens", "verify_tokens", "out_of_memory")
+        names = (
+            "steps",
+            "prefill_tokens",
+            "denoise_forwards",
+            "commit_tokens",
+            "verify_tokens",
+            "out_of_memory",
+        )
         self._counters = dict.fromkeys(names, 0)
 
     @property
@@ -382,7 +390,13 @@ class Engine:
         if sequences[0].is_causal:
             return [(sample, None) for sample in sample_tokens(model, sequences, hidden)]
         state, _ = self._canvases.read([scheduled.slot for _, scheduled, _ in items])
-        return sample_canvases(model, state, sequences, hidden)
+        sampled = sample_canvases(model, state, sequences, hidden)
+        return [
+            (replace(sample, guess=draft_tokens(model, sequence, sample, states)), stepped)
+            if sample.settled and sequence.is_verified
+            else (sample, stepped)
+            for sequence, states, (sample, stepped) in zip(sequences, hidden, sampled, strict=True)
+        ]
 
     def _process_output(
         self,
@@ -418,9 +432,7 @@ class Engine:
         sequence.leftover = guess
         self._scheduler.set_phase(sequence.request_id, VERIFY, sequence.draft)
 
-    def _accept(
-        self, sequence: SequenceState, scheduled: ScheduledSequence, sample: SampleOutput
-    ) -> None:
+    def _accept(self, sequence: SequenceState, scheduled: ScheduledSequence, sample: SampleOutput) -> None:
         """Commit what is accepted of a draft, and the token after it, which is still to be encoded.
 
         At max_tokens there is none after it; then the last of the draft stays as it is.
@@ -452,9 +464,7 @@ class Engine:
         accepted = None if sample is None else sample.accepted
         self._emit(
             sequence,
-            sequence.output.commit(
-                guess, steps=steps, logprobs=logprobs, watched=watched, accepted=accepted
-            ),
+            sequence.output.commit(guess, steps=steps, logprobs=logprobs, watched=watched, accepted=accepted),
         )
         sequence.first_commit_s = sequence.first_commit_s or self._clock() - sequence.arrived
         if sequence.output.reason is not None:

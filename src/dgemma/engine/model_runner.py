@@ -424,9 +424,7 @@ def sample_tokens(
     model: Transformer, sequences: Sequence[SequenceState], hidden: Tensor
 ) -> list[SampleOutput]:
     """The next token of causal sequences, from `hidden` [rows, 1, hidden]."""
-    wanted = [
-        NextToken(sequence, len(sequence.output.tokens), _state(sequence)) for sequence in sequences
-    ]
+    wanted = [NextToken(sequence, len(sequence.output.tokens), _state(sequence)) for sequence in sequences]
     scan = _scan_tokens(model, wanted, hidden)
     top_k = _rows(log_probs(scan), len(sequences))
     return [SampleOutput(*row, settled=True) for row in zip(scan.sampled, scan.entropy, top_k, strict=True)]
@@ -478,6 +476,24 @@ def verify_drafts(
         )
         begin += len(tokens)
     return found
+
+
+def draft_tokens(model: Transformer, sequence: SequenceState, sample: SampleOutput, hidden: Tensor) -> Tensor:
+    """The draft of a settled canvas, from `hidden` [canvas, hidden] of its last step.
+
+    At a temperature above 0 it is sampled with the noise that the causal pass will use: two distributions that
+    are alike then mostly give the same token, however flat they are.
+    """
+    if sequence.request.params.temperature == 0 or sequence.constraint_state is not None:
+        return sample.guess
+    begin = len(sequence.output.tokens)
+    wanted = [NextToken(sequence, begin + at, 0) for at in range(len(hidden))]
+    blocks = range(0, len(wanted), _VERIFY_BLOCK)
+    scans = [
+        _scan_tokens(model, wanted[at : at + _VERIFY_BLOCK], hidden[at : at + _VERIFY_BLOCK, None])
+        for at in blocks
+    ]
+    return _stack_rows(scans).sampled[:, 0]
 
 
 def _wanted_tokens(sequence: SequenceState) -> list[NextToken]:
