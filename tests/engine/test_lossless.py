@@ -1,4 +1,4 @@
-"""Lossless decoding writes the causal text of the same seed, whatever the draft; what would break it is seen."""
+"""Lossless decoding writes the causal text of the same seed, whatever the draft; what breaks it is seen."""
 
 from __future__ import annotations
 

@@ -53,6 +53,13 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--decode", choices=DECODES, help="whole canvases, checked or not; or left to right")
     parser.add_argument(
+        "--draft-steps", type=int, metavar="N", help="of a canvas that is checked (default: 4)"
+    )
+    parser.add_argument(
+        "--verify-threshold", type=float, metavar="P",
+        help="with --decode verified: the least causal probability of a token that is kept (default: 0.1)",
+    )  # fmt: skip
+    parser.add_argument(
         "--acceptance",
         choices=("entropy_bound", "confidence", "fixed"),
         help="which sampled tokens of a step are accepted (default: entropy_bound)",
@@ -104,6 +111,8 @@ def generation_options(args: argparse.Namespace) -> dict[str, Any]:
         "top_p": args.top_p,
         "deadline_s": args.deadline,
         "decode": args.decode,
+        "draft_steps": args.draft_steps,
+        "verify_threshold": args.verify_threshold,
         "acceptance": args.acceptance,
         "stop": args.stop,
         "preset": args.preset,

@@ -481,8 +481,8 @@ def verify_drafts(
 def draft_tokens(model: Transformer, sequence: SequenceState, sample: SampleOutput, hidden: Tensor) -> Tensor:
     """The draft of a settled canvas, from `hidden` [canvas, hidden] of its last step.
 
-    At a temperature above 0 it is sampled with the noise that the causal pass will use: two distributions that
-    are alike then mostly give the same token, however flat they are.
+    At a temperature above 0 it is sampled with the noise that the causal pass will use: two distributions
+    that are alike then mostly give the same token, however flat they are.
     """
     if sequence.request.params.temperature == 0 or sequence.constraint_state is not None:
         return sample.guess

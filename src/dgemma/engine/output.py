@@ -62,7 +62,8 @@ class OutputBuilder:
         """Take a canvas (or one causal token), up to where the answer ends.
 
         settled: False for the best guess of a canvas that ran out of time. is_late: no more will come.
-        watched: log-probabilities of watched positions of this canvas. accepted: tokens of a draft among these.
+        watched: log-probabilities of watched positions of this canvas. accepted: tokens of a draft that was
+        verified.
         """
         texts: list[str] = []
         thoughts: list[str] = []

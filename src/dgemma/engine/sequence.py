@@ -31,8 +31,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class SampleOutput:
-    """What sampling returned for one sequence: a canvas, or the next tokens, of which the first `accepted` are
-    those of the draft."""
+    """What sampling returned for one sequence: a canvas; the next token; or what replaces a draft."""
 
     guess: Tensor  # [positions]
     entropy: Tensor  # [positions]

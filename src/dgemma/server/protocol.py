@@ -106,7 +106,11 @@ class GenerationFields(SamplingFields):
     )
     stop: StopField = Field(None, description="Texts that end an answer and are not part of it.")
     logit_bias: LogitBiasField | None = Field(None, description="What is added to the logits of token ids.")
-    decode: _Decode | None = Field(None, description="Canvas by canvas, or left to right.")
+    decode: _Decode | None = Field(None, description="Canvas by canvas, checked or not; or left to right.")
+    draft_steps: int | None = Field(None, ge=1, le=MAX_STEPS, description="Of a canvas that is checked.")
+    verify_threshold: float | None = Field(
+        None, ge=0, le=1, description="With decode verified: the least causal probability that is kept."
+    )
     end_tokens: list[Annotated[int, Field(ge=0, le=MAX_INT)]] | None = Field(
         None, max_length=MAX_END_TOKENS, description="Tokens that end an answer, in place of the model's."
     )
