@@ -2,8 +2,8 @@
 
     python -m benchmarks.decoding [MODEL]        (--prompts N; --tokens N; --temperature T; --rounds N)
 
-Prompts are the beginnings of held-out passages. All ways write the same answers in turn, so that whatever else the
-machine does falls on all of them. Likelihood is that of the causal pass: what left to right would have thought of the text.
+Prompts are the beginnings of held-out passages. All ways answer each prompt in turn, so that whatever else the
+machine does falls on all of them. Likelihood is that of the causal pass.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
         else:
             ways[name] = options
     tallies = {name: Tally() for name in ways}
-    for name, options in ways.items():  # first use is not counted
+    for options in ways.values():  # first use is not counted
         lm.generate(prompts[0], seed=0, **{**common, **options, "max_tokens": 8})
     for number, prompt in enumerate(prompts):
         names = list(ways)
@@ -100,8 +100,7 @@ class Tally:
             "log_likelihood_per_token": round(total / num_tokens, 3),
             "distinct_3grams": round(distinct([answer.tokens for answer in self.answers], 3), 3),
             "same_as_causal": sum(
-                own.tokens == other.tokens
-                for own, other in zip(self.answers, causal.answers, strict=True)
+                own.tokens == other.tokens for own, other in zip(self.answers, causal.answers, strict=True)
             ),
         }
 

@@ -269,6 +269,7 @@ def test_counters_count_steps_and_tokens_once() -> None:
         "prefill_tokens": 3,
         "denoise_forwards": sum(answer.steps),
         "commit_tokens": 4,
+        "verify_tokens": 0,
         "out_of_memory": 0,
     }
     both = run([request, replace(request, seed=2)])

@@ -200,5 +200,5 @@ def test_a_stale_key_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pins_are_refused_by_name() -> None:
     request = random_request(0, random.Random(0))
     engine_run = replace(request, pinned=PinnedTokens(fixed={0: 5}))
-    with pytest.raises(InputError, match="decode is 'lossless'; only a canvas can hold pins"):
+    with pytest.raises(InputError, match='decode is "lossless"; only a canvas can hold pins'):
         run([replace(engine_run, params=replace(request.params, max_tokens=4))])

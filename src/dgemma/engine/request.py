@@ -162,8 +162,7 @@ def validate_request(
     if pinned:
         if params.decode not in ("diffuse", "auto"):
             raise InputError(
-                f"positions are pinned, and decode is {params.decode!r}; only a canvas can hold pins, and "
-                'the causal pass does not know them. Use "diffuse".',
+                f'positions are pinned, and decode is "{params.decode}"; only a canvas can hold pins.',
                 field="decode",
             )
         pinned.check(config.vocab_size, max_tokens)
