@@ -2,8 +2,8 @@
 
     python -m benchmarks.decoding [MODEL]        (--prompts N; --tokens N; --temperature T; --rounds N)
 
-Prompts are the beginnings of held-out passages. All ways answer each prompt in turn, so that whatever else the
-machine does falls on all of them. Likelihood is that of the causal pass.
+Prompts are the beginnings of held-out passages. All ways answer each prompt in turn, so that whatever else
+the machine does falls on all of them. Likelihood is that of the causal pass.
 """
 
 from __future__ import annotations

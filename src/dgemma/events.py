@@ -83,11 +83,13 @@ class Answer:
     tokens: tuple[int, ...]  # up to and including the end token
     finish_reason: FinishReason
     seed: int
-    decode: str  # "diffuse", "verified", "lossless" or "causal"
+    decode: str  # "diffuse", "verified", "lossless", "causal" or "auto"
     thought: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     stop_string: str | None = None  # the one that ended it
     steps: tuple[int, ...] = ()  # denoise forwards per canvas
+    accepted: tuple[int, ...] = ()  # tokens per canvas that the causal pass accepted, if it verified them
+    causal_tokens: int = 0  # that were written left to right, one forward each
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, taken from an earlier turn's cache
     provisional_tokens: int = 0  # at the end: a best guess that the deadline cut short
@@ -99,11 +101,8 @@ class Answer:
 
     @property
     def forwards(self) -> int:
-        """Forwards that wrote tokens: denoise steps, and one that verifies each canvas; or one per causal
-        token."""
-        if self.decode == "causal":
-            return len(self.tokens)
-        return sum(self.steps) + (len(self.steps) if self.decode in ("verified", "lossless") else 0)
+        """Forwards that wrote tokens: denoise steps, one that verifies a canvas, one per causal token."""
+        return sum(self.steps) + len(self.accepted) + self.causal_tokens
 
     @property
     def tokens_per_forward(self) -> float:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from dgemma.engine import decode_cost, model_runner
 from dgemma.engine import engine as engine_module
-from dgemma.engine import model_runner
+from dgemma.engine.decode_cost import DecodeChooser, DecodeCost
 from dgemma.engine.engine import Engine
 from dgemma.engine.kv_cache_manager import KVCacheManager
 from dgemma.engine.kv_store import KVStore
@@ -135,6 +136,36 @@ def test_lossless_text_is_the_causal_text_with_the_models_own_drafts() -> None:
     assert {row: content(answer) for row, answer in answers.items()} == {
         row: content(answer) for row, answer in texts.items()
     }
+
+
+def test_auto_writes_the_same_text_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests, texts = requests_and_texts(cases(1000, 30))
+    with_drafts(monkeypatch, Drafts({row: answer.tokens for row, answer in texts.items()}, seed=3))
+    monkeypatch.setattr(decode_cost, "FIRST_PAUSE", 3)
+    monkeypatch.setattr(DecodeChooser, "__init__", chooser_that_pays_for(4))
+    answers, commits = run(
+        [replace(request, params=replace(request.params, decode="auto")) for request in requests]
+    )
+    assert {row: content(answer) for row, answer in answers.items()} == {
+        row: content(answer) for row, answer in texts.items()
+    }
+    assert {answer.decode for answer in answers.values()} == {"auto"}
+    both = [answer for answer in answers.values() if answer.accepted and answer.causal_tokens]
+    assert len(both) > 5
+    for answer in both:
+        assert answer.forwards == sum(answer.steps) + len(answer.accepted) + answer.causal_tokens
+        assert len(answer.tokens) >= answer.causal_tokens + sum(answer.accepted)
+    assert {commit.accepted is None for commit in commits} == {True, False}
+
+
+def chooser_that_pays_for(num_tokens: int) -> Callable[..., None]:
+    """A canvas pays that writes so many tokens, however many steps it takes."""
+
+    def init(self: DecodeChooser, cost: DecodeCost) -> None:
+        self.cost = DecodeCost(token_s=1.0, step_s=0.0, verify_s=num_tokens)
+        self.pause, self.wait = 3, 0
+
+    return init
 
 
 def differences(monkeypatch: pytest.MonkeyPatch) -> int:

@@ -1,4 +1,4 @@
-"""Which way of writing is cheaper: a few refined canvases, or one forward per token?
+"""Which way of writing the causal text is cheaper: canvases that are verified, or one forward per token?
 
 A roofline in its simplest form: a forward takes as long as its arithmetic or its memory traffic, whichever
 is slower. The machine's two numbers are rough, and only their ratio matters.
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from dgemma.model.linear import ExpertLinear, Linear
 from dgemma.model.transformer import Transformer
 
-# Denoise steps that a canvas is expected to take: 12 to 16 are typical for the released model.
-EXPECTED_STEPS = 14
+# Tokens that are written one by one after a canvas that did not pay: the first time, and at most.
+FIRST_PAUSE, MAX_PAUSE = 16, 512
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,48 @@ def forward_seconds(stack: Transformer, roof: Roof, num_tokens: int, *, with_sof
     return roof.seconds(flops, num_bytes)
 
 
-def cheaper_decode(stack: Transformer, device_type: str, max_tokens: int) -> str:
-    """ "diffuse" or "causal", for an answer of `max_tokens` tokens."""
-    roof = ROOFS.get(device_type, ROOFS["cpu"])
-    canvas_len = stack.config.canvas_len
-    canvases = -(-max_tokens // canvas_len)
-    diffuse = canvases * EXPECTED_STEPS * forward_seconds(stack, roof, canvas_len, with_soft=True)
-    causal = max_tokens * forward_seconds(stack, roof, 1, with_soft=False)
-    return "causal" if causal < diffuse else "diffuse"
+@dataclass(frozen=True)
+class DecodeCost:
+    """Seconds of the three kinds of forward that write causal text."""
+
+    token_s: float  # one token, left to right
+    step_s: float  # a step of a canvas
+    verify_s: float  # the causal pass over a canvas
+
+    @classmethod
+    def of(cls, stack: Transformer, device_type: str) -> DecodeCost:
+        roof = ROOFS.get(device_type, ROOFS["cpu"])
+        canvas_len = stack.config.canvas_len
+        return cls(
+            token_s=forward_seconds(stack, roof, 1, with_soft=False),
+            step_s=forward_seconds(stack, roof, canvas_len, with_soft=True),
+            verify_s=forward_seconds(stack, roof, canvas_len, with_soft=False),
+        )
+
+
+@dataclass
+class DecodeChooser:
+    """decode "auto": canvases that the causal pass verifies, as long as they pay; else left to right.
+
+    The text is the same either way. A canvas that cost more than its tokens would have cost one by one is
+    followed by tokens one by one, and then another try; twice as many after each such canvas. Costs are those
+    of the cost model, not measured: the same request goes the same way each time.
+    """
+
+    cost: DecodeCost
+    pause: int = FIRST_PAUSE
+    wait: int = 0
+
+    @property
+    def choice(self) -> str:
+        return "causal" if self.wait else "lossless"
+
+    def wrote_token(self) -> None:
+        self.wait = max(0, self.wait - 1)
+
+    def wrote_canvas(self, steps: int, num_tokens: int) -> None:
+        cost = self.cost
+        if num_tokens * cost.token_s >= steps * cost.step_s + cost.verify_s:
+            self.pause = FIRST_PAUSE
+        else:
+            self.wait, self.pause = self.pause, min(2 * self.pause, MAX_PAUSE)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dgemma.engine.canvas_store import CanvasStore
 from dgemma.engine.constraint_state import ConstraintState
-from dgemma.engine.decode_cost import cheaper_decode
+from dgemma.engine.decode_cost import DecodeChooser, DecodeCost
 from dgemma.engine.kv_cache_manager import KVCacheManager
 from dgemma.engine.kv_store import KVStore
 from dgemma.engine.model_runner import (
@@ -171,9 +171,6 @@ class Engine:
             request,
             self._config,
             adapters=self._models.keys(),
-            choose_decode=lambda adapter, max_tokens: cheaper_decode(
-                self._models[adapter], self._device.type, max_tokens
-            ),
             prompt_name=prompt_name,
         )
 
@@ -219,12 +216,16 @@ class Engine:
             pinned=request.pinned,
             complete_after=() if request.constraint is None else request.constraint.complete_after,
         )
+        chooser = None
+        if decode == "auto":
+            chooser = DecodeChooser(DecodeCost.of(self._models[request.adapter], self._device.type))
         sequence = SequenceState(
             request_id=request_id,
             request=request,
             output=output,
-            sampler=request.sampler or make_sampler(_of_draft(params) if _is_verified(decode) else params),
-            decode=decode,
+            sampler=request.sampler or make_sampler(_canvas_params(params, decode)),
+            decode=decode if chooser is None else chooser.choice,
+            chooser=chooser,
             arrived=now,
             canvas_len=self._config.canvas_len,
             refines=decode not in ("causal", "score"),
@@ -471,6 +472,7 @@ class Engine:
             self._finish(sequence)
         else:
             new = guess if accepted is None else guess[-1:]
+            sequence.choose_decode(steps, len(guess))
             sequence.context += new
             self._scheduler.set_phase(sequence.request_id, COMMIT, new)
 
@@ -616,13 +618,11 @@ class Engine:
             return None
 
 
-def _is_verified(decode: str) -> bool:
-    return decode in ("verified", "lossless")
-
-
-def _of_draft(params: GenerationParams) -> GenerationParams:
-    """Options of a canvas that is only a draft."""
-    return replace(params, max_denoising_steps=params.draft_steps)
+def _canvas_params(params: GenerationParams, decode: str) -> GenerationParams:
+    """Options of a canvas, which is only a draft if the causal pass verifies it."""
+    if decode in ("verified", "lossless", "auto"):
+        return replace(params, max_denoising_steps=params.draft_steps)
+    return params
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -32,6 +32,8 @@ class OutputBuilder:
         self.reason: FinishReason | None = None
         self.tokens: list[int] = []
         self.steps: list[int] = []
+        self._accepted: list[int] = []
+        self._causal_tokens = 0
         self.provisional_tokens = 0
         self.scores: list[float] = []
         self.canvas = 0  # number of the next one
@@ -94,6 +96,11 @@ class OutputBuilder:
         pinned = self._pinned_positions(begin, len(new))
         if steps or (new and len(pinned) == len(new)):  # a canvas whose positions are all fixed takes no step
             self.steps.append(steps)
+        else:
+            self._causal_tokens += len(new)
+        if accepted is not None:
+            accepted = min(accepted, len(new))
+            self._accepted.append(accepted)
         self._text += texts
         self._thought += thoughts
         self.canvas += 1
@@ -108,7 +115,7 @@ class OutputBuilder:
             logprobs=top,
             settled=settled,
             pinned=pinned,
-            accepted=None if accepted is None else min(accepted, len(new)),
+            accepted=accepted,
         )
 
     def end(self) -> None:
@@ -140,6 +147,8 @@ class OutputBuilder:
             tool_calls=tuple(self._tool_calls),
             stop_string=self._stops.stopped,
             steps=tuple(self.steps),
+            accepted=tuple(self._accepted),
+            causal_tokens=self._causal_tokens,
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             provisional_tokens=self.provisional_tokens,

@@ -128,7 +128,7 @@ class ValidatedRequest:
     """A request that the model can take, with its limits resolved."""
 
     request: EngineRequest
-    decode: str  # of `params`, but not "auto"; or "score"
+    decode: str  # of `params`; "diffuse" where there are pins; or "score"
     max_tokens: int  # that it may write
     max_len: int  # tokens that its context may hold
 
@@ -138,13 +138,9 @@ def validate_request(
     config: ModelConfig,
     *,
     adapters: Collection[str | None],
-    choose_decode: Callable[[str | None, int], str],
     prompt_name: str = "the prompt",
 ) -> ValidatedRequest:
-    """Raise `InputError` if the model cannot take the request. Reads no state of an engine.
-
-    choose_decode: the cheaper way to decode, by adapter and max_tokens, for a request that leaves it open.
-    """
+    """Raise `InputError` if the model cannot take the request. Reads no state of an engine."""
     if request.adapter not in adapters:
         known = [name for name in adapters if name is not None]
         raise InputError.about("adapter", f"is {request.adapter!r}{suggestion(str(request.adapter), known)}")
@@ -157,8 +153,6 @@ def validate_request(
         return ValidatedRequest(request=request, decode="score", max_tokens=0, max_len=length)
     max_tokens = resolve_max_tokens(config, len(request.prompt), params.max_tokens)
     decode: str = params.decode
-    if decode == "auto":
-        decode = choose_decode(request.adapter, max_tokens)
     if pinned:
         if params.decode not in ("diffuse", "auto"):
             raise InputError(
@@ -169,7 +163,6 @@ def validate_request(
         decode = "diffuse"
     if request.constraint is not None:
         _check_constraint(request.constraint, params, config.vocab_size, max_tokens, pinned)
-        decode = "diffuse" if params.decode == "auto" else params.decode
     # The last token, or the last canvas, is never encoded.
     canvas_len = config.canvas_len
     by_canvas = (max_tokens - 1) // canvas_len * canvas_len

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from dgemma.engine.constraint_state import ConstraintState
+from dgemma.engine.decode_cost import DecodeChooser
 from dgemma.engine.output import OutputBuilder
 from dgemma.engine.request import EngineRequest
 from dgemma.events import Finish, LogProbs, Timings
@@ -59,7 +60,7 @@ class SequenceState:
     request: EngineRequest
     output: OutputBuilder
     sampler: Sampler
-    decode: str  # of `GenerationParams`, but not "auto"; or "score"
+    decode: str  # of `GenerationParams`, or "score"; of "auto" the one that is chosen now
     arrived: float
     canvas_len: int
     context: list[int]  # tokens that are, or are about to be, in the context
@@ -74,6 +75,7 @@ class SequenceState:
     draft: list[int] | None = None  # while it is verified
     leftover: list[int] = field(default_factory=list)  # of the last draft, from the next position on
     verified: Encoded | None = None  # the draft, encoded; what is kept of it joins the context
+    chooser: DecodeChooser | None = None  # of decode "auto"
     refines: bool = True  # False: every position of its last canvas was fixed, or it has none
     phase_s: dict[str, float] = field(default_factory=dict)  # seconds by phase
     queue_s: float = 0.0
@@ -91,6 +93,19 @@ class SequenceState:
     def is_verified(self) -> bool:
         """Whether the causal pass checks each canvas."""
         return self.decode in ("verified", "lossless")
+
+    def choose_decode(self, steps: int, num_tokens: int) -> None:
+        """With decode "auto": how the next tokens are written, after `num_tokens` that took `steps`."""
+        if self.chooser is None:
+            return
+        if self.is_causal:
+            self.chooser.wrote_token()
+        else:
+            self.chooser.wrote_canvas(steps, num_tokens)
+        self.decode = self.chooser.choice
+        self.refines = self.has_canvas
+        if self.is_causal:
+            self.leftover, self.steps = [], 0
 
     @property
     def has_free(self) -> bool:
@@ -137,7 +152,7 @@ class SequenceState:
             total_s=now - self.arrived,
         )
         answer = self.output.answer(
-            decode=self.decode,
+            decode=self.decode if self.chooser is None else "auto",
             timings=timings,
             prompt_tokens=len(self.request.prompt),
             cached_tokens=self.cached,
