@@ -30,9 +30,13 @@ EXAMPLES = (
     "  dgemma eval MODEL held-out.jsonl --limit 100 --batch 8 --out run.jsonl\n"
     "  dgemma eval MODEL held-out.jsonl --preset fast --compare run.jsonl\n"
     "  dgemma eval MODEL my_task.py:MyTask --json\n"
+    "  dgemma eval MODEL loss:held-out.txt\n"
     "  dgemma eval sudoku --band hard --limit 100 --batch 50\n"
     "  dgemma eval MODEL reasoning-gym:chain_sum --max-tokens 64 --limit 50"
 )
+
+
+LOSS = "loss:"  # before a file: both losses on it, in place of answers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL", help="a checkpoint directory, or a hub name; none: the task's bundled model"
     )
     parser.add_argument(
-        "task", metavar="TASK", nargs="?", help="FILE.jsonl, FILE.py:CLASS, reasoning-gym:NAME, or sudoku"
+        "task",
+        metavar="TASK",
+        nargs="?",
+        help="FILE.jsonl, FILE.py:CLASS, reasoning-gym:NAME, sudoku, loss:FILE",
     )
     parser.add_argument("--band", choices=BANDS, help="of sudoku: puzzles of one difficulty (default: all)")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N examples")
@@ -69,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
         thinking=args.thinking,
     )
     _name_model_and_task(args)
+    if args.task.startswith(LOSS):
+        return _print_both_sides(args)
     task = open_task(args.task)
     other = None if args.compare is None else read_results(args.compare)
     model = args.model if args.adapter is None else f"{args.model} with {args.adapter}"
@@ -94,6 +103,16 @@ def run(args: argparse.Namespace) -> int:
         print("dgemma eval: every example failed", file=sys.stderr)
         status = 1
     return status
+
+
+def _print_both_sides(args: argparse.Namespace) -> int:
+    from dgemma.training.both_sides import measure_both_sides
+
+    sides = measure_both_sides(
+        load_model(args), args.task.removeprefix(LOSS), limit=args.limit, batch=args.batch
+    )
+    print(json.dumps(sides.as_dict(), indent=2) if args.json else sides.report())
+    return 0
 
 
 def _name_model_and_task(args: argparse.Namespace) -> None:

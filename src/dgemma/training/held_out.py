@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dgemma.model.transformer import Transformer
 from dgemma.training.data.canvases import CanvasSettings, TrainingBatch, make_batch
-from dgemma.training.data.stream import ExampleStream
+from dgemma.training.data.records import TrainingExample
 from dgemma.training.objective import TokenLosses, token_losses
 from dgemma.training.report import NOISE_BINS, HeldOutReport, noise_bin
 
@@ -66,10 +68,16 @@ class LossSums:
         return tuple(loss / count if count else None for loss, count in self.by_noise)
 
 
+class Examples(Protocol):
+    """Examples by their presentation, as an `ExampleStream` has them."""
+
+    def take(self, first: int, count: int, /) -> Sequence[TrainingExample]: ...
+
+
 @torch.no_grad()
 def evaluate_held_out(
     stack: Transformer,
-    stream: ExampleStream,
+    stream: Examples,
     settings: CanvasSettings,
     *,
     step: int,

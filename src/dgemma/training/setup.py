@@ -109,7 +109,7 @@ def prepare(
         canvases=CanvasSettings(
             canvas_len=canvas_len,
             vocab_size=lm.config.vocab_size,
-            fill_token=_fill_token(lm),
+            fill_token=fill_token(lm),
             seed=recipe.seed,
             self_conditioning=recipe.noise.self_conditioning,
             guesses=recipe.noise.guesses,
@@ -280,7 +280,7 @@ def _check_lengths(recipe: Recipe, config: ModelConfig) -> None:
         )
 
 
-def _fill_token(lm: LanguageModel) -> int:
+def fill_token(lm: LanguageModel) -> int:
     """The token that fills a canvas after the end of a response: eos, which ends generation."""
     if lm.has_tokenizer and lm.tokenizer.eos_id is not None:
         return lm.tokenizer.eos_id
