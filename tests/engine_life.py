@@ -30,13 +30,13 @@ from dgemma.engine.request import EngineRequest, ValidatedRequest
 from dgemma.engine.scheduler import SchedulerConfig
 from dgemma.engine.service import Accepted, BusyError, EngineEvent, EngineStats, ServedModel
 from dgemma.errors import DgemmaError
-from dgemma.events import Answer
+from dgemma.events import Answer, Timings
 from dgemma.language_model import LanguageModel
 from dgemma.model.config import LayerKind, LayerShape, ModelConfig, RopeShape
 from dgemma.model.execution import Execution
 from dgemma.model.lora import LoraSettings, attach, lora_parameters
 from dgemma.model.transformer import Transformer
-from dgemma.params import GenerationParams
+from dgemma.params import Decode, GenerationParams
 from dgemma.text.tokenizer import Tokenizer
 from plain_answer import Read, plain_answer
 from toy_transformer import ToyTransformer
@@ -51,6 +51,7 @@ CONFIG = ModelConfig(
 ENCODE_BLOCK = 8
 LONGEST = 24  # tokens that a context of the questions below may hold
 QUESTIONS = 48
+CAUSAL_WAYS: tuple[Decode, ...] = ("causal", "lossless", "auto")  # all write the causal text
 BATCH_POINTS = ("forward", "sample")  # where the engine lets a test raise: for several requests at a time,
 POINTS = (
     *BATCH_POINTS,
@@ -117,8 +118,8 @@ def question(number: int) -> EngineRequest:
     prompt = root[: rng.randint(1, 10)] + [rng.randrange(512) for _ in range(rng.randrange(4))]
     is_causal = rng.random() < 0.3
     params = GenerationParams(
-        max_tokens=rng.randint(1, 5) if is_causal else rng.choice((1, 3, 4, 4, 6, 8, 11)),
-        decode="causal" if is_causal else "diffuse",
+        max_tokens=rng.randint(1, 9) if is_causal else rng.choice((1, 3, 4, 4, 6, 8, 11)),
+        decode=CAUSAL_WAYS[number % 3] if is_causal else "diffuse",
         max_denoising_steps=rng.choice((1, 3, 3, 3)),
         temperature=rng.choice((0.0, 0.0, 1.0)),
         end_tokens=(1, 106, *range(400, 420)),
@@ -151,8 +152,17 @@ def alike_questions() -> tuple[int, ...]:
 
 def answer_alone(request: EngineRequest) -> Answer:
     """What the plain twin says, in no hurry and with nobody beside it."""
-    free = replace(request, params=replace(request.params, deadline_s=None), id="", drafts=False, priority=0)
-    return _answer_alone(free)
+    decode = "causal" if request.params.decode in CAUSAL_WAYS else request.params.decode
+    params = replace(request.params, deadline_s=None, decode=decode)
+    return _answer_alone(replace(request, params=params, id="", drafts=False, priority=0))
+
+
+def as_alone(answer: Answer) -> Answer:
+    """Without what depends on company, and on which way the causal text was written."""
+    same = replace(answer, timings=Timings(), cached_tokens=0)
+    if answer.decode in CAUSAL_WAYS:
+        same = replace(same, decode="causal", steps=(), accepted=(), causal_tokens=len(answer.tokens))
+    return same
 
 
 @cache

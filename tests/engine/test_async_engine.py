@@ -25,9 +25,9 @@ from dgemma.engine.service import (
     EngineFailureError,
     EngineStats,
 )
-from dgemma.events import Answer, Commit, Draft, Finish, FinishReason, Timings
+from dgemma.events import Answer, Commit, Draft, Finish, FinishReason
 from dgemma.params import GenerationParams
-from engine_life import CONFIG, ENCODE_BLOCK, answer_alone, make_engine, question, serve
+from engine_life import CONFIG, ENCODE_BLOCK, answer_alone, as_alone, make_engine, question, serve
 from virtual_time import VirtualLoop, run_virtually
 
 Result = TypeVar("Result")
@@ -68,7 +68,7 @@ async def finished(stream: AsyncGenerator[EngineEvent, None]) -> Answer:
 async def answers(service: AsyncEngine, requests: list[EngineRequest]) -> list[Answer]:
     """Of all of them, asked at once."""
     found = await asyncio.gather(*(finished(service.submit(request)) for request in requests))
-    return [replace(answer, timings=Timings(), cached_tokens=0) for answer in found]
+    return [as_alone(answer) for answer in found]
 
 
 async def until_told(service: AsyncEngine) -> None:

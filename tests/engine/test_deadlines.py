@@ -11,7 +11,7 @@ from dgemma.engine.kv_cache_manager import KVCacheManager
 from dgemma.engine.request import EngineRequest
 from dgemma.engine.scheduler import SchedulerConfig
 from dgemma.events import Answer, Finish, FinishReason
-from dgemma.params import GenerationParams
+from dgemma.params import Decode, GenerationParams
 from engine_life import CONFIG, ENCODE_BLOCK, make_engine
 
 STEP_S = 1.0
@@ -44,6 +44,20 @@ def test_a_step_that_would_end_behind_the_deadline_is_not_begun(deadline_s: floa
     assert found.finish_reason is FinishReason.DEADLINE
     assert found.timings.total_s == total_s
     assert sum(found.steps) == total_s / STEP_S
+
+
+@pytest.mark.parametrize("deadline_s", [2.5, 7.5, 12.5, 19.5])
+@pytest.mark.parametrize("decode", ["lossless", "auto"])
+def test_at_the_deadline_lossless_text_is_a_beginning_of_the_causal_text(
+    deadline_s: float, decode: Decode
+) -> None:
+    """A draft that nobody has checked is not shown."""
+    causal = answer(1000.0, replace(PARAMS, decode="causal")).tokens
+    found = answer(deadline_s, replace(PARAMS, decode=decode, draft_steps=2))
+    assert found.finish_reason is FinishReason.DEADLINE
+    assert found.provisional_tokens == 0
+    assert found.tokens == causal[: len(found.tokens)]
+    assert found.tokens or deadline_s < 3
 
 
 def test_before_there_is_a_guess_the_deadline_itself_counts() -> None:

@@ -22,6 +22,8 @@ from dgemma.engine.service import Failed
 from dgemma.errors import InputError
 from dgemma.events import Answer, Commit, Finish
 from dgemma.params import GenerationParams
+from dgemma.structured_output.compiler import GrammarCompiler
+from dgemma.structured_output.response_format import RegexFormat
 from engine_life import CONFIG, ENCODE_BLOCK, tiny_models, tokenizer
 from sizes import cases
 
@@ -136,6 +138,26 @@ def test_lossless_text_is_the_causal_text_with_the_models_own_drafts() -> None:
     assert {row: content(answer) for row, answer in answers.items()} == {
         row: content(answer) for row, answer in texts.items()
     }
+
+
+def test_a_constrained_lossless_text_is_the_constrained_causal_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(tokenizer(), CONFIG.vocab_size, (1, 106))
+    constraints = [
+        compiler.compile(RegexFormat(pattern)) for pattern in ("[a-f]{2,9}", "(ab|ba|c){1,12}", "x+y?z*")
+    ]
+    rng = random.Random(5)
+    requests = []
+    for number in range(cases(300, 24)):
+        plain = random_request(number, rng)
+        # The request's own end tokens are those of the constraint.
+        params = replace(plain.params, max_tokens=rng.randint(3, 12), end_tokens=(1, 106), stop=())
+        requests.append(replace(plain, params=params, constraint=rng.choice(constraints), logit_bias=()))
+    texts, _ = run([causal(request) for request in requests])
+    with_drafts(monkeypatch, Drafts({row: answer.tokens for row, answer in texts.items()}, seed=4))
+    answers, commits = run(requests)
+    for request in requests:
+        assert content(answers[request.row]) == content(texts[request.row]), request
+    assert max(commit.accepted or 0 for commit in commits) == CANVAS
 
 
 def test_auto_writes_the_same_text_either_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import pytest
 from dgemma.engine.request import EngineRequest
 from dgemma.engine.scheduler import SchedulerConfig
 from dgemma.engine.service import Accepted, EngineFailureError
-from dgemma.events import Commit, Draft, Finish, FinishReason, Timings
+from dgemma.events import Commit, Draft, Finish, FinishReason
 from dgemma.params import GenerationParams
 from engine_life import (
     BATCH_POINTS,
@@ -31,6 +31,7 @@ from engine_life import (
     Scenario,
     World,
     answer_alone,
+    as_alone,
     live,
     simulate,
 )
@@ -109,7 +110,7 @@ def an_answer_is_the_one_given_alone(life: Life) -> Iterator[str]:
                 yield f"{client.name} has no deadline, but {answer}"
             if len(answer.tokens) - answer.provisional_tokens != len(settled):
                 yield f"{client.name}: {answer} does not say which tokens are settled"
-        elif replace(answer, timings=Timings(), cached_tokens=0) != alone:
+        elif as_alone(answer) != alone:
             yield f"{client.name} has {answer}, alone it would be {alone}"
 
 

@@ -166,7 +166,7 @@ def test_what_was_not_read_is_not_made_up() -> None:
 
 def test_a_canvas_opens_with_what_is_given_and_noise_elsewhere() -> None:
     noise = torch.tensor([[10, 11, 12, 13, 14]])
-    pinned = canvas_pins(PinnedTokens(fixed={6: 1, 3: 9}, begin={8: 2, 6: 7, 1: 5}), 1, 5, CPU)
+    pinned = canvas_pins(PinnedTokens(fixed={6: 1, 3: 9}, begin={8: 2, 6: 7, 1: 5}), 5, 5, CPU)
     assert pinned.open(noise).tolist() == [[10, 1, 12, 2, 14]], "what is fixed comes before a beginning"
     assert pinned.free.tolist() == [True, False, True, True, True], "a beginning may change"
     first = canvas_pins(PinnedTokens(fixed={6: 1, 3: 9}, begin={8: 2, 6: 7, 1: 5}), 0, 5, CPU)
@@ -179,12 +179,12 @@ def test_positions_are_shared_out_to_their_canvases() -> None:
         (0, [(1, [4, 5])], [(1, [8])]),
         (1, [(2, [6])], [(0, [3, 2]), (4, [1])]),
     ):
-        found = canvas_pins(what, number, 5, CPU)
+        found = canvas_pins(what, 5 * number, 5, CPU)
         assert flat_sets(found.allowed) == allowed
         assert flat_sets(found.watched) == watched
         assert found.free.all()
-    assert canvas_pins(what, 2, 5, CPU).allowed is None
-    assert canvas_pins(what, 2, 5, CPU).watched is None
+    assert canvas_pins(what, 10, 5, CPU).allowed is None
+    assert canvas_pins(what, 10, 5, CPU).watched is None
     assert canvas_pins(None, 0, 5, CPU) is None
 
 

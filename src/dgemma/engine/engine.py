@@ -479,7 +479,7 @@ class Engine:
     def _open_canvas(self, sequence: SequenceState) -> None:
         """Pins and constraint of the next canvas."""
         canvas_len, pinned = self._config.canvas_len, sequence.request.pinned
-        begin = sequence.output.canvas * canvas_len
+        begin = len(sequence.output.tokens)
         if sequence.constraint_state is not None:
             sequence.canvas_constraint = sequence.constraint_state.canvas_constraint(
                 begin, canvas_len, self._device
@@ -491,7 +491,7 @@ class Engine:
                 end = sequence.constraint_state.constraint.end_tokens[0]
                 pinned = replace(pinned, fixed={**pinned.fixed, **dict.fromkeys(beyond, end)})
         sequence.pins, sequence.refines = (
-            canvas_pins(pinned, sequence.output.canvas, canvas_len, self._device),
+            canvas_pins(pinned, begin, canvas_len, self._device),
             True,
         )
 

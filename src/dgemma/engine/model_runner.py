@@ -170,10 +170,10 @@ def sample_step(
 
 
 def canvas_pins(
-    pinned: PinnedTokens | None, canvas: int, canvas_len: int, device: torch.device
+    pinned: PinnedTokens | None, begin: int, canvas_len: int, device: torch.device
 ) -> CanvasPins | None:
-    """The pinned positions of the canvas with index `canvas`; None: the answer has none."""
-    here = range(canvas * canvas_len, (canvas + 1) * canvas_len)
+    """The pinned positions of the canvas from position `begin` on; None: the answer has none."""
+    here = range(begin, begin + canvas_len)
 
     def allowed_tokens(positions: Mapping[int, TokenIds]) -> AllowedTokens | None:
         inside = sorted(position for position in positions if position in here)
