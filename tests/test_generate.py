@@ -320,9 +320,23 @@ def taking_time(forward: Any, now: list[float], rng: random.Random) -> Any:
     return timed
 
 
-def test_auto_writes_a_word_causally_and_a_page_in_canvases(lm: LanguageModel) -> None:
-    assert lm.generate("Hello", max_tokens=1, decode="auto", **FEW).decode == "causal"
-    assert lm.generate("Hello", max_tokens=300, decode="auto", max_denoising_steps=1).decode == "diffuse"
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_auto_and_lossless_write_the_causal_text(lm: LanguageModel, temperature: float) -> None:
+    options: dict[str, Any] = {"max_tokens": 30, "seed": 3, "temperature": temperature, "ignore_end": True}
+    causal, lossless, auto = (
+        lm.generate("Hello", decode=decode, **options) for decode in ("causal", "lossless", "auto")
+    )
+    assert lossless.tokens == auto.tokens == causal.tokens
+    assert (causal.forwards, causal.causal_tokens, causal.accepted) == (30, 30, ())
+    assert lossless.forwards == sum(lossless.steps) + len(lossless.accepted)
+    assert auto.decode == "auto"
+
+
+def test_verified_keeps_more_of_a_canvas_with_a_lower_threshold(lm: LanguageModel) -> None:
+    options: dict[str, Any] = {"max_tokens": 30, "seed": 3, "ignore_end": True, "decode": "verified"}
+    strict, all_ = (lm.generate("Hello", verify_threshold=least, **options) for least in (0.9, 0.0))
+    assert len(all_.accepted) < len(strict.accepted)
+    assert sum(all_.accepted) >= 30 - len(all_.accepted)
 
 
 def test_sampling_causally_honours_the_seed(lm: LanguageModel) -> None:

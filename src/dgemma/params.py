@@ -89,8 +89,8 @@ class GenerationParams:
     """Scales both ends of the schedule (1: as the checkpoint has it); 0 takes the argmax."""
     decode: Decode = "diffuse"
     """"diffuse" refines canvases, "causal" writes left to right. "lossless" writes the causal text of the
-    same seed, by checking canvases; "verified" keeps what is likely enough. "auto" takes the cheaper of
-    "diffuse" and "causal"."""
+    same seed, by checking canvases; "verified" keeps what is likely enough. "auto" writes the causal text by
+    "lossless" while that pays, else left to right."""
     draft_steps: int = 4
     """With "verified" and "lossless": denoise steps of a canvas before it is checked, at most."""
     verify_threshold: float = 0.1
