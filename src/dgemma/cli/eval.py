@@ -64,7 +64,6 @@ def run(args: argparse.Namespace) -> int:
     from dgemma.evaluation.runner import Evaluation  # imports torch
 
     # Check everything that can be checked before a large model is loaded.
-    require_scipy()
     options = generation_options(args)
     plan = EvaluationPlan(
         limit=args.limit,
@@ -78,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     _name_model_and_task(args)
     if args.task.startswith(LOSS):
         return _print_both_sides(args)
+    require_scipy()
     task = open_task(args.task)
     other = None if args.compare is None else read_results(args.compare)
     model = args.model if args.adapter is None else f"{args.model} with {args.adapter}"
