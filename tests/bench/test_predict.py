@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,13 +26,11 @@ from dgemma.bench.predict import (
     fit_efficiency,
     fitted_to,
     growth,
-    markdown_tables,
     predict,
-    predict_json,
-    predict_page,
     step_seconds,
     weight_bytes,
 )
+from dgemma.bench.predict_page import markdown_tables, predict_json, predict_page
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.errors import InputError
 
@@ -202,6 +201,17 @@ def test_unknown_names_are_refused_with_a_suggestion() -> None:
             predict(RELEASED, DEVICES["h100"], "fp8", **wrong)
 
 
+def test_lossless_pays_in_proportion_to_what_a_canvas_adds() -> None:
+    found = predict(RELEASED, DEVICES["h100"], "fp8")
+    assert [one.tokens_per_canvas for one in found.lossless] == [4, 8, 16, 32]
+    for one in found.lossless:
+        seconds = 5 * found.step.seconds  # four draft steps, one that verifies
+        assert one.tokens_per_s == pytest.approx(one.tokens_per_canvas / seconds)
+        assert one.ratio == pytest.approx(one.tokens_per_s / found.causal_tokens_per_s)
+    short = predict(replace(RELEASED, canvas_len=16), DEVICES["h100"], "fp8")
+    assert [one.tokens_per_canvas for one in short.lossless] == [4, 8, 16]
+
+
 def test_the_documented_tables_are_the_models() -> None:
     text = DOCS.read_text()
     for table in markdown_tables().split("\n\n"):
@@ -209,5 +219,5 @@ def test_the_documented_tables_are_the_models() -> None:
 
 
 def test_predicting_imports_no_torch() -> None:
-    code = "import dgemma.bench.predict, sys; sys.exit('torch' in sys.modules)"
+    code = "import dgemma.bench.predict_page, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

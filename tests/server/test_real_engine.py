@@ -110,6 +110,12 @@ def test_an_answer_is_that_of_the_python_api_token_for_token(
         ({"temperature": 1.5, "top_p": 0.9}, {"temperature": 1.5, "top_p": 0.9}),
         ({"extra_body": {"top_k": 5, "max_denoising_steps": 2}}, {"top_k": 5, "max_denoising_steps": 2}),
         ({"extra_body": {"decode": "causal"}}, {"decode": "causal"}),
+        ({"extra_body": {"decode": "lossless", "draft_steps": 1}}, {"decode": "causal"}),
+        ({"extra_body": {"decode": "auto"}}, {"decode": "causal"}),
+        (
+            {"extra_body": {"decode": "verified", "draft_steps": 2, "verify_threshold": 0.01}},
+            {"decode": "verified", "draft_steps": 2, "verify_threshold": 0.01},
+        ),
         ({"extra_body": {"acceptance": "fixed"}}, {"acceptance": "fixed"}),
         ({"reasoning_effort": "high"}, {"thinking": True}),
         ({"reasoning_effort": "none"}, {}),
@@ -157,7 +163,7 @@ def test_an_answer_ends_before_a_stop_string(client: OpenAI, expected: Answer) -
     assert (answer.choices[0].model_extra or {})["dgemma"]["stop_string"] == stop
 
 
-@pytest.mark.parametrize("decode", ["diffuse", "causal"])
+@pytest.mark.parametrize("decode", ["diffuse", "causal", "lossless", "verified"])
 def test_a_bias_that_outweighs_everything_is_all_that_is_written(
     client: OpenAI, lm: LanguageModel, decode: str
 ) -> None:

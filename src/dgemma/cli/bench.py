@@ -166,7 +166,7 @@ def _read_key(path: Path) -> str:
 
 
 def _predict(args: argparse.Namespace) -> int:
-    from dgemma.bench.predict import predict_json, predict_page
+    from dgemma.bench.predict_page import predict_json, predict_page
 
     options: dict[str, Any] = {} if args.steps is None else {"steps": args.steps}
     if args.json:
