@@ -4,7 +4,7 @@
     python -m benchmarks.sudoku --model runs/other/model --suffix=-other
 
 Against: the same geometry before its first training step, and the same weights written left to right through
-causal mode (greedy).
+causal mode (greedy), as such and as the check of drafts (lossless, verified).
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ def ways(lm: LanguageModel, untrained: LanguageModel) -> dict[str, tuple[Languag
                 options["accept_per_step"] = -(-ANSWER_LEN // cap)
             found[f"{acceptance}-{cap}"] = (lm, options)
     found["causal"] = (lm, {"decode": "causal", "temperature": 0.0})
+    for decode in ("lossless", "verified"):
+        found[decode] = (lm, {"decode": decode, "temperature": 0.0})
     found["untrained"] = (untrained, {})
     return found
 
