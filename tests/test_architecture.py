@@ -32,9 +32,10 @@ PACKAGES: dict[str, set[str]] = {
         "errors", "params", "events", "machine", "model", "sampling", "text", "structured_output",
     },
     "tasks": {"errors", "params", "events", "text", "structured_output", "engine"},
+    "trace": {"errors", "params", "events", "durable_files", "model", "engine", "structured_output"},
     "language_model": {
-        "errors", "params", "events", "model", "sampling", "text", "structured_output", "checkpoint",
-        "engine", "tasks", "forms",
+        "errors", "params", "events", "machine", "model", "sampling", "text", "structured_output",
+        "checkpoint", "engine", "tasks", "forms", "trace",
     },
     "training": {
         "errors", "params", "events", "durable_files", "machine", "model", "sampling", "text", "checkpoint",
@@ -51,11 +52,13 @@ PACKAGES: dict[str, set[str]] = {
     "cli": {
         "errors", "params", "events", "durable_files", "machine", "kernels", "model", "structured_output",
         "checkpoint", "engine", "tasks",
-        "selfcheck", "training", "evaluation", "bench", "sudoku", "forms", "server", "__init__",
+        "selfcheck", "training", "evaluation", "bench", "sudoku", "forms", "trace", "server", "__init__",
     },
-    "__init__": {"errors", "params", "events", "model", "sampling", "tasks", "forms", "language_model"},
+    "__init__": {
+        "errors", "params", "events", "model", "sampling", "tasks", "forms", "trace", "language_model",
+    },
 }  # fmt: skip
-TORCH_FREE_PACKAGES = ("text", "sudoku", "forms", "server", "tasks", "structured_output")
+TORCH_FREE_PACKAGES = ("text", "sudoku", "forms", "server", "tasks", "structured_output", "trace")
 TORCH_FREE = [
     "errors.py", "params.py", "events.py", "durable_files.py", "worker_process.py", "machine.py",
     "model/config.py",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dgemma.tasks.decide import Choice, Decision, Question
     from dgemma.tasks.edit import Edited
     from dgemma.tasks.infill import Filled
+    from dgemma.trace.trace import Trace
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,7 @@ __all__ = [
     "ModelConfig",
     "Question",
     "Sampler",
+    "Trace",
     "TrainingError",
     "__version__",
     "load",
@@ -75,6 +77,7 @@ _LAZY = {
     "LoraSettings": "dgemma.model.lora",
     "Question": "dgemma.tasks.decide",
     "Sampler": "dgemma.sampling.sampler",
+    "Trace": "dgemma.trace.trace",
     "load": "dgemma.language_model",
 }
 

@@ -31,6 +31,22 @@ class Draft:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CanvasStep:
+    """A running canvas after one step, in full: what a trace records."""
+
+    row: int
+    canvas: int
+    step: int  # steps taken on this canvas
+    at_s: float  # since the request was submitted
+    tokens: tuple[int, ...]  # what the next step reads: drawn where accepted, as given where pinned, or noise
+    accepted: tuple[int, ...]  # positions
+    pinned: tuple[int, ...]  # positions
+    argmax: tuple[int, ...]
+    entropy: tuple[float, ...]
+    logprobs: tuple[LogProbs, ...] | None = None  # per position, if requested
+
+
+@dataclass(frozen=True, kw_only=True)
 class ToolCall:
     """A call the model asks for; `error` says what is wrong with one that cannot be read."""
 
@@ -132,4 +148,4 @@ class Finish:
     answer: Answer
 
 
-Event = Draft | Commit | Finish
+Event = Draft | CanvasStep | Commit | Finish

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
@@ -33,6 +34,7 @@ from dgemma.forms.extraction import (
     read_record_types,
 )
 from dgemma.forms.record_types import RecordTypes
+from dgemma.machine import inspect_machine, package_versions
 from dgemma.model.block_diffusion import BlockDiffusionModel
 from dgemma.model.execution import default_execution
 from dgemma.model.lora import LoraSettings, attach, detach, has_adapter, merged
@@ -51,6 +53,9 @@ from dgemma.text.chat_template import ChatTemplate
 from dgemma.text.detokenizer import Detokenizer
 from dgemma.text.token_texts import TokenTexts
 from dgemma.text.tokenizer import Tokenizer
+from dgemma.trace.recorder import Recorder
+from dgemma.trace.replay import replay
+from dgemma.trace.trace import Trace
 
 
 def load(
@@ -130,6 +135,7 @@ class LanguageModel(BlockDiffusionModel):
         self._saved_dtype: torch.dtype | None = None  # None: as in memory
         self._engine: LocalEngine | None = None
         self._compilers: dict[tuple[int, ...], GrammarCompiler] = {}  # by end tokens
+        self._recorder: Recorder | None = None
 
     @property
     def nbytes(self) -> int:
@@ -149,6 +155,7 @@ class LanguageModel(BlockDiffusionModel):
         other = copy.copy(self)
         other.transformer = transformer
         other._engine = None  # a KV cache computed in another way is another cache
+        other._recorder = None
         return other
 
     # Adapters
@@ -375,6 +382,54 @@ class LanguageModel(BlockDiffusionModel):
         run = partial(self._run, [tuple(prompt)], None, preset, sampler, wanted, drafts=drafts)
         return run(thinks=thinking, response_format=calls or response_format)
 
+    # Traces
+
+    @contextmanager
+    def record(self, command: str = "") -> Iterator[Recorder]:
+        """Record every step of what this model generates within, by whichever method.
+
+        >>> with lm.record() as recorder:
+        ...     lm.fill("The sea is ", " because of the salt.")
+        >>> recorder.trace().save("fill.trace")
+        """
+        if self._recorder is not None:
+            raise InputError("this model is being recorded already; end that first.")
+        self._recorder = self._new_recorder(command)
+        try:
+            yield self._recorder
+        finally:
+            self._recorder = None
+
+    def replay(self, trace: Trace) -> Trace:
+        """Run the requests of a trace again -> their trace, to be compared with it (`trace.compare`)."""
+        return replay(
+            trace, self._new_recorder("replay"), self._local_engine.run, self._compiler, self.config
+        )
+
+    def _new_recorder(self, command: str) -> Recorder:
+        versions = package_versions()
+        about = {
+            "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "command": command,
+            "model": {
+                "name": None if self._source is None else self._source.path.name,
+                "weights": self.fingerprint()[:16],
+                "has_adapter": has_adapter(self.transformer),
+                "tokenizer": self.tokenizer.fingerprint if self.has_tokenizer else None,
+                "dtype": str(self.transformer.embedding.dtype).removeprefix("torch."),
+                "device": str(self.device),
+                "exact": self.transformer.execution.exact,
+                "canvas_len": self.config.canvas_len,
+                "vocab_size": self.config.vocab_size,
+            },
+            "versions": {name: versions[name] for name in ("dgemma", "torch")},
+            "processor": inspect_machine().processor,
+        }
+        return Recorder(about, self._token_text if self.has_tokenizer else lambda token: f"<{token}>")
+
+    def _token_text(self, token: int) -> str:
+        return self.tokenizer.decode([token], controls=True)
+
     # Infill, edit, decide
 
     def fill(
@@ -511,7 +566,7 @@ class LanguageModel(BlockDiffusionModel):
     def _ask(self, requests: Sequence[EngineRequest]) -> list[Answer]:
         """All of them in one batch."""
         numbered = [replace(request, row=row) for row, request in enumerate(requests)]
-        events = self._local_engine.run(numbered)
+        events = self._submit(numbered)
         answers = {event.row: event.answer for event in events if isinstance(event, Finish)}
         return [answers[row] for row in range(len(requests))]
 
@@ -553,7 +608,11 @@ class LanguageModel(BlockDiffusionModel):
                 zip(prompts, seeds_for(len(prompts), seeds, params), strict=True)
             )
         ]
-        return self._local_engine.run(requests)
+        return self._submit(requests)
+
+    def _submit(self, requests: Sequence[EngineRequest]) -> Iterator[Event]:
+        engine, recorder = self._local_engine, self._recorder
+        return engine.run(requests) if recorder is None else recorder.run(requests, engine.run)
 
     @property
     def _local_engine(self) -> LocalEngine:

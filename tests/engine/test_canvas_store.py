@@ -20,4 +20,4 @@ def test_64_slots_of_the_released_geometry_hold_less_than_a_gigabyte() -> None:
 def test_what_a_slot_holds_does_not_grow_with_the_vocabulary() -> None:
     config = PRESETS["26b"].config
     per_position = state_bytes("26b", 1) / config.canvas_len
-    assert per_position < 2 * config.hidden_size + 2 * 8 + 1, "a soft embedding and two token ids"
+    assert per_position < 2 * config.hidden_size + 2 * 8 + 2, "a soft embedding, two token ids, a flag"

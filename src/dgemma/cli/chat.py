@@ -19,6 +19,7 @@ from dgemma.cli.options import (
     generation_options,
     keep_undecodable_input,
     load_model,
+    recording,
     response_format_options,
 )
 from dgemma.cli.views.answer_view import open_answer_view, show_answer, stats
@@ -79,6 +80,12 @@ def run(args: argparse.Namespace) -> int:
     if typed:
         _enable_editing()
         print("/help lists the commands, Ctrl-D ends.", file=sys.stderr)
+    with recording(lm, args.trace, "chat"):
+        return _converse(conversation, typed=typed)
+
+
+def _converse(conversation: Conversation, *, typed: bool) -> int:
+    """Take turns until the input ends -> the exit status."""
     num_errors = 0
     while True:
         try:

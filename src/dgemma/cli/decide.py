@@ -26,6 +26,7 @@ from dgemma.cli.options import (
     given_positionals,
     load_model,
     looks_like_a_model,
+    recording,
 )
 from dgemma.cli.questions import LabelledExample, add_question_arguments, read_examples, read_questions
 from dgemma.cli.text_file import STDIN, read_text_file
@@ -106,7 +107,8 @@ def _decide(args: argparse.Namespace, given: str) -> int:
     text = _input(given)
     lm = load_model(args)
     began = time.perf_counter()
-    decisions = lm.decide(text, questions, calibration=calibration, **options)
+    with recording(lm, args.trace, "decide"):
+        decisions = lm.decide(text, questions, calibration=calibration, **options)
     seconds = time.perf_counter() - began
     if args.json:
         found = {

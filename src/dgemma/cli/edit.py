@@ -23,6 +23,7 @@ from dgemma.cli.options import (
     given_positionals,
     load_model,
     looks_like_a_model,
+    recording,
 )
 from dgemma.cli.text_file import TextFile, check_writable, lines_of, read_text_file, write_text_file
 from dgemma.cli.views.progress import count_progress
@@ -91,7 +92,11 @@ def run(args: argparse.Namespace) -> int:
         check_writable(path)
     file = read_text_file(path)
     # An empty text has no changes: load no model.
-    found = _edit(load_model(args), file, instruction, options) if file.text else EditResult(text="")
+    found = EditResult(text="")
+    if file.text:
+        lm = load_model(args)
+        with recording(lm, args.trace, "edit"):
+            found = _edit(lm, file, instruction, options)
     changed = found.text != file.text
     if args.write and changed:
         write_text_file(file, found.text)

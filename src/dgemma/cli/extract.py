@@ -26,6 +26,7 @@ from dgemma.cli.options import (
     load_model,
     looks_like_a_model,
     read_schema,
+    recording,
 )
 from dgemma.cli.text_file import STDIN, read_text_file
 from dgemma.cli.views.answer_view import stats
@@ -84,15 +85,16 @@ def run(args: argparse.Namespace) -> int:
         known = list(lm.record_types or RECORD_TYPES)
         near = suggestion(args.type, known, otherwise=f": {', '.join(known)}.")
         raise InputError(f"--type {args.type!r} is none of {args.model}'s types{near}")
-    for number, message in enumerate(messages):
-        found = lm.extract(message, args.type, json_schema=schema, today=args.today, seed=args.seed)
-        if not found.is_trained and lm.record_types is not None and not number:
-            print(
-                f"dgemma extract: {args.model} was not trained on this schema: the record is valid, and its "
-                f"values are mere guesses. It knows {', '.join(lm.record_types)}.",
-                file=sys.stderr,
-            )
-        _print(found, args)
+    with recording(lm, args.trace, "extract"):
+        for number, message in enumerate(messages):
+            found = lm.extract(message, args.type, json_schema=schema, today=args.today, seed=args.seed)
+            if not found.is_trained and lm.record_types is not None and not number:
+                print(
+                    f"dgemma extract: {args.model} was not trained on this schema: the record is valid, and "
+                    f"its values are mere guesses. It knows {', '.join(lm.record_types)}.",
+                    file=sys.stderr,
+                )
+            _print(found, args)
     return 0
 
 

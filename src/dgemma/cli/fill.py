@@ -23,6 +23,7 @@ from dgemma.cli.options import (
     given_positionals,
     load_model,
     looks_like_a_model,
+    recording,
     response_format_options,
 )
 from dgemma.cli.text_file import TextFile, check_writable, read_text_file, write_text_file
@@ -113,7 +114,9 @@ def run(args: argparse.Namespace) -> int:
     file = read_text_file(path)
     parts = _parts(args, file)
     options = {**_options(args, len(parts) - 1), **response_format}
-    text, gaps = _fill(load_model(args), parts, options)
+    lm = load_model(args)
+    with recording(lm, args.trace, "fill"):
+        text, gaps = _fill(lm, parts, options)
     if args.write:
         write_text_file(file, text)
     if args.json:

@@ -20,6 +20,7 @@ from dgemma.cli.options import (
     generation_options,
     keep_undecodable_input,
     load_model,
+    recording,
     response_format_options,
 )
 from dgemma.cli.views.answer_view import PlainView, open_answer_view, show_answer, stats
@@ -56,9 +57,10 @@ def run(args: argparse.Namespace) -> int:
     lm = load_model(args)
     # With --json only the finished answer is printed: the view writes to a discarded buffer.
     view = PlainView(io.StringIO()) if args.json else open_answer_view(lm, options)
-    _, answer = show_answer(
-        view, lambda: _start(lm, prompt, args, {**options, **response_format, "drafts": view.live})
-    )
+    with recording(lm, args.trace, "generate"):
+        _, answer = show_answer(
+            view, lambda: _start(lm, prompt, args, {**options, **response_format, "drafts": view.live})
+        )
     if answer is None:
         print("dgemma generate: interrupted", file=sys.stderr)
         return 130

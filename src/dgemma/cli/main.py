@@ -38,6 +38,7 @@ COMMANDS = {
     "bench": "what a step, a commit and a token cost here",
     "doctor": "what this machine has, and what that means",
     "selfcheck": "are the numbers right on this device?",
+    "trace": "watch, draw, compare and replay recorded generations",
     "completion": "a completion script for bash, zsh or fish",
 }
 

@@ -9,8 +9,8 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="the system text of the chat template")
     parser.add_argument("--thinking", action="store_true", help="let the model think before it answers")
     parser.add_argument("--stats", action="store_true", help="tokens, seconds and steps, to stderr")
+    add_trace_argument(parser)
     add_load_arguments(parser)
 
 
@@ -143,6 +144,34 @@ def keep_undecodable_input() -> None:
     """Let bad bytes of stdin reach `check_text`, whose error names the place."""
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="surrogateescape")
+
+
+def add_trace_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trace", metavar="FILE", help="record every step to a file, for `dgemma trace`")
+
+
+@contextmanager
+def recording(lm: LanguageModel, file: str | None, command: str) -> Iterator[None]:
+    """Record what is generated within, if there is a file for it; also what an interrupt cut short."""
+    if file is None:
+        yield
+        return
+    if not Path(file).absolute().parent.is_dir():
+        raise InputError(f"--trace: there is no directory {Path(file).absolute().parent}.")
+    with lm.record(command) as recorder:
+        try:
+            yield
+        finally:
+            trace = recorder.trace()
+            try:
+                size = trace.save(file)
+            except OSError as error:
+                raise InputError(f"{file} cannot be written: {error.strerror}.") from None
+            print(
+                f"{trace.num_steps} steps recorded, {size / 1000:.1f} kB; watch them: "
+                f"dgemma trace show {shlex.quote(file)}",
+                file=sys.stderr,
+            )
 
 
 def load_model(args: argparse.Namespace) -> LanguageModel:
@@ -305,6 +334,7 @@ def check_model(model: str, prompt: str | None, command: str) -> None:
 def add_model_arguments(parser: argparse.ArgumentParser, *, seed: int | None = None) -> None:
     usual = "drawn" if seed is None else str(seed)
     parser.add_argument("--seed", type=int, default=seed, help=f"{SEED_PROMISE} (default: {usual})")
+    add_trace_argument(parser)
     add_load_arguments(parser)
 
 

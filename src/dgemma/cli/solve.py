@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from dgemma.cli.options import load_with_progress, thread_count
+from dgemma.cli.options import add_trace_argument, load_with_progress, recording, thread_count
 from dgemma.cli.views.progress import Notice
 from dgemma.errors import InputError
 from dgemma.events import Draft, Finish
@@ -80,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--threads", type=thread_count, metavar="N", help="of the processor (default: auto)")
     parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
+    add_trace_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,8 +96,9 @@ def run(args: argparse.Namespace) -> int:
             args.model, threads=args.threads, all_cores=True, quiet=True, adapter=args.adapter
         )
         began = time.perf_counter()
-        while len(tries) < args.tries and not (tries and tries[-1].is_right):
-            tries.append(_ask(lm, puzzle, args, args.seed + len(tries), view))
+        with recording(lm, args.trace, "solve"):
+            while len(tries) < args.tries and not (tries and tries[-1].is_right):
+                tries.append(_ask(lm, puzzle, args, args.seed + len(tries), view))
         last = tries[-1]
         view.finish(last, _verdict(tries, time.perf_counter() - began - view.waited_s))
     if args.json:

@@ -19,6 +19,7 @@ class CanvasStore:
         shape = (count, config.canvas_len)
         self._state = CanvasState(
             canvas=torch.zeros(shape, dtype=torch.int64, device=device),
+            accepted=torch.zeros(shape, dtype=torch.bool, device=device),
             argmax=torch.zeros(shape, dtype=torch.int64, device=device),
             unchanged=torch.zeros(count, dtype=torch.int64, device=device),
             steps=torch.zeros(count, dtype=torch.int64, device=device),

@@ -418,6 +418,8 @@ class Engine:
             sequence.steps += 1
             if sequence.request.drafts:
                 self._emit(sequence, sequence.output.draft(guess, sample.entropy.tolist(), sequence.steps))
+            if sequence.request.trace and stepped is not None:
+                self._emit(sequence, sequence.canvas_step(sample, stepped.state, self._clock()))
         if sample.settled and sequence.is_verified:
             self._draft(sequence, guess)
         elif sample.settled:

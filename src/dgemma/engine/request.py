@@ -112,6 +112,7 @@ class EngineRequest:
     row: int = 0  # copied to its events
     adapter: str | None = None  # by served name; None: the base
     drafts: bool = False  # also yield Draft events
+    trace: bool = False  # also yield CanvasStep events
     priority: int = 0  # higher first; equal ones in order of arrival
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, number added to its logit; ids ascending
     sampler: Sampler | None = None  # in place of the one from `params`

@@ -12,11 +12,11 @@ from dgemma.engine.constraint_state import ConstraintState
 from dgemma.engine.decode_cost import DecodeChooser
 from dgemma.engine.output import OutputBuilder
 from dgemma.engine.request import EngineRequest
-from dgemma.events import Finish, LogProbs, Timings
+from dgemma.events import CanvasStep, Finish, LogProbs, Timings
 from dgemma.model.kv_cache import NewKeysValues, PastKeysValues
 from dgemma.sampling.constrained import CanvasConstraint
 from dgemma.sampling.pinned import CanvasPins
-from dgemma.sampling.sampler import Sampler
+from dgemma.sampling.sampler import CanvasState, Sampler
 from dgemma.sampling.top_k import TopK
 
 
@@ -139,6 +139,23 @@ class SequenceState:
             scan,
             bool(self.request.logit_bias),
             self.constraint_state is not None,
+        )
+
+    def canvas_step(self, sample: SampleOutput, state: CanvasState, now: float) -> CanvasStep:
+        """What a trace records of a step; `state` is that of this canvas after it."""
+        pinned = () if self.pins is None else (~self.pins.free).nonzero()[:, 0].tolist()
+        logprobs = sample.logprobs()
+        return CanvasStep(
+            row=self.request.row,
+            canvas=self.output.canvas,
+            step=self.steps,
+            at_s=now - self.arrived,
+            tokens=tuple(state.canvas[0].tolist()),
+            accepted=tuple(state.accepted[0].nonzero()[:, 0].tolist()),
+            pinned=tuple(pinned),
+            argmax=tuple(state.argmax[0].tolist()),
+            entropy=tuple(sample.entropy.tolist()),
+            logprobs=None if logprobs is None else tuple(logprobs),
         )
 
     def finish(self, now: float) -> Finish:

@@ -175,6 +175,7 @@ class CanvasState:
     """Canvases between two steps."""
 
     canvas: Tensor  # [rows, canvas] input of the next forward
+    accepted: Tensor  # [rows, canvas] drawn at the last step; the rest of the canvas is noise, or pinned
     argmax: Tensor  # [rows, canvas] of the last step: what a commit would write
     unchanged: Tensor  # [rows] steps for which the argmax has stayed the same
     steps: Tensor  # [rows] steps taken
@@ -187,6 +188,7 @@ def open_canvas(noise: Tensor) -> CanvasState:
     count = torch.zeros(rows, dtype=torch.int64, device=noise.device)
     return CanvasState(
         canvas=noise,
+        accepted=torch.zeros_like(noise, dtype=torch.bool),
         argmax=noise,
         unchanged=count,
         steps=count,
@@ -215,6 +217,7 @@ def step(
     kept = state.settled
     return CanvasState(
         canvas=torch.where(kept[:, None], state.canvas, canvas),
+        accepted=torch.where(kept[:, None], state.accepted, accepted & free),
         argmax=torch.where(kept[:, None], state.argmax, argmax),
         unchanged=torch.where(kept, state.unchanged, unchanged),
         steps=torch.where(kept, state.steps, steps),

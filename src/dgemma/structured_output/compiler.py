@@ -16,7 +16,7 @@ from typing import Any
 
 from dgemma.errors import InputError, error_field
 from dgemma.structured_output.budget import DEFAULT_SECONDS, TimeBudget
-from dgemma.structured_output.constraint import Constraint
+from dgemma.structured_output.constraint import Constraint, ConstraintSource
 from dgemma.structured_output.dfa import DFA, build_dfa
 from dgemma.structured_output.json_schema.grammar import json_object_grammar, schema_grammar
 from dgemma.structured_output.json_schema.keywords import SPAN_OF
@@ -89,13 +89,14 @@ class GrammarCompiler:
     def cached(self, response_format: ResponseFormat, *, allow_thought: bool = False) -> Constraint | None:
         """What `compile` would return, if it is in the cache."""
         token_dfa = self._lookup((response_format, allow_thought))
-        return None if token_dfa is None else self._constraint(response_format, token_dfa)
+        return None if token_dfa is None else self._constraint(response_format, token_dfa, allow_thought)
 
     def store(
         self, response_format: ResponseFormat, token_dfa: TokenDFA, *, allow_thought: bool = False
     ) -> Constraint:
         """What `compile` would return, if a copy of this compiler has compiled the token DFA."""
-        return self._constraint(response_format, self._store((response_format, allow_thought), token_dfa))
+        stored = self._store((response_format, allow_thought), token_dfa)
+        return self._constraint(response_format, stored, allow_thought)
 
     def compile(
         self,
@@ -116,7 +117,7 @@ class GrammarCompiler:
         grammars = [partial(self._answer_dfa, one, allow_thought) for one in formats]
         with _error_field(response_format):
             token_dfa = self._token_dfa((response_format, allow_thought), *grammars, on_check=on_check)
-        return self._constraint(response_format, token_dfa)
+        return self._constraint(response_format, token_dfa, allow_thought)
 
     def compile_infill(
         self, response_format: ResponseFormat, prefix: str, suffix: str, *, begin: int, end: int
@@ -129,10 +130,21 @@ class GrammarCompiler:
 
         with _error_field(response_format):
             token_dfa = self._token_dfa((response_format, prefix, suffix), grammar)
-        return Constraint(token_dfa=token_dfa, begin=begin, end=end)
+        source = ConstraintSource(response_format=response_format, around=(prefix, suffix))
+        return Constraint(token_dfa=token_dfa, begin=begin, end=end, source=source)
 
-    def _constraint(self, response_format: ResponseFormat, token_dfa: TokenDFA) -> Constraint:
-        constraint = Constraint(token_dfa=token_dfa, end_tokens=self._end_tokens)
+    def compile_source(self, source: ConstraintSource, *, begin: int, end: int | None) -> Constraint:
+        """The constraint that came from `source`."""
+        if source.around is None or end is None:
+            return self.compile(source.response_format, allow_thought=source.allow_thought)
+        prefix, suffix = source.around
+        return self.compile_infill(source.response_format, prefix, suffix, begin=begin, end=end)
+
+    def _constraint(
+        self, response_format: ResponseFormat, token_dfa: TokenDFA, allow_thought: bool
+    ) -> Constraint:
+        source = ConstraintSource(response_format=response_format, allow_thought=allow_thought)
+        constraint = Constraint(token_dfa=token_dfa, end_tokens=self._end_tokens, source=source)
         if isinstance(response_format, ToolCallFormat) and response_format.allow_text:
             # Any text satisfies this format, also one that max_tokens truncated; only a call is complete.
             return replace(constraint, complete_after=(self._controls["<tool_call|>"],))

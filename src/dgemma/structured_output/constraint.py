@@ -8,12 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dgemma.structured_output.response_format import ResponseFormat
 from dgemma.structured_output.token_dfa import TokenDFA
 
 Bools = NDArray[np.bool_]
 TokenChoices = Mapping[int, tuple[int, ...]]
 """Pinned positions of the answer: the tokens allowed at each."""
 _ANY_TOKEN = range(1 << 31)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstraintSource:
+    """What a constraint was compiled from, so that it can be compiled again."""
+
+    response_format: ResponseFormat
+    allow_thought: bool = False
+    around: tuple[str, str] | None = None  # of an infill: the texts before and after the gap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +39,7 @@ class Constraint:
     complete_after: Container[int] = (
         _ANY_TOKEN  # at max_tokens, an answer that ends with one is not truncated
     )
+    source: ConstraintSource | None = None
 
     def stop(self, max_tokens: int) -> int:
         return max_tokens if self.end is None else self.end

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -51,6 +53,11 @@ class Tokenizer:
         self.byte_ids = frozenset(id_ for token, id_ in vocab.items() if _BYTE_SHAPE.fullmatch(token))
         # Characters that one token stands for at most; None: unknown.
         self._longest = max(map(len, vocab)) if is_bounded and len(self.byte_ids) == 256 else None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short name for its vocabulary and rules."""
+        return hashlib.sha256(self._engine.to_str().encode()).hexdigest()[:16]
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:

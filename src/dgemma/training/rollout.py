@@ -70,7 +70,6 @@ class _Sampling:
         left = (sampler.num_steps - state.steps).to(torch.int32)
         temperature = sampler.schedule(left, sampler.num_steps)
         scan = scan_vocab(hidden, self._stack.head, temperature, self._key(number))
-        every = torch.ones_like(state.canvas, dtype=torch.bool)
         self.state = step(state, scan, self._noise(NoiseStream.RENOISE, number), sampler)
         self.soft = scan.soft
         return Visit(
@@ -78,7 +77,7 @@ class _Sampling:
             soft=soft,
             temperature=temperature,
             drawn=scan.sampled,
-            accepted=sampler.accept(sampler.score(scan), every),
+            accepted=self.state.accepted,
             is_open=~state.settled,
         )
 

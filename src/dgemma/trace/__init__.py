@@ -1,0 +1,1 @@
+"""Traces: a record of what a generation did, step by step. Imports no torch."""
