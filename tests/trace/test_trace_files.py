@@ -139,8 +139,8 @@ def test_a_wrong_field_is_named_or_means_something(
         (gzip.compress(b'{"format":' + b"[" * 100_000), "not JSON"),
         (gzip.compress(b'{"format":NaN}'), "NaN is no number"),
         (
-            gzip.compress(HEAD + b'{"step":{}}'),
-            "before any request",
+            gzip.compress(HEAD + b'{"step":{"request":0}}'),
+            "there are 0 so far",
         ),
         (gzip.compress(HEAD + b'{"texts":{"x":"y"}}'), "texts"),
         (gzip.compress(HEAD + b"7"), "line 2"),
@@ -158,7 +158,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InputError, match="larger than any trace"):
         trace_of_bytes(bomb)
     monkeypatch.setattr(trace_reader, "MAX_BYTES", 1000)
-    request = b'{"request":{"round":0,"seed":1,"prompt":[2],"params":{}}}\n'
+    request = b'{"texts":{"1":"a"}}\n'
     with pytest.raises(InputError, match="larger than any trace"):
         trace_of_bytes(gzip.compress(HEAD + 1000 * request))
 

@@ -38,6 +38,7 @@ MAX_TOKEN = (1 << 31) - 1
 _MAX_NUMBER = 1 << 53
 _MAX_TEXT = 1 << 12  # of one token
 _MAX_MEMBERS = 1 << 20
+_KINDS = ("request", "step", "commit", "answer", "texts", "end")
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -91,46 +92,58 @@ def _from_lines(lines: Iterator[tuple[str, Any]], name: str) -> Trace:
         raise InputError(
             f"{where}: version {head.get('version')!r:.40}; this dgemma reads version {VERSION}."
         )
-    trace = Trace(about=_Object(where, head).mapping("about"))
-    requests: list[TraceRequest] = []
-    steps: list[TraceStep] = []
-    commits: list[TraceCommit] = []
-    texts: dict[int, str] | None = None
-
-    def close() -> None:
-        if requests:
-            requests[-1] = replace(requests[-1], steps=tuple(steps), commits=tuple(commits))
-        steps.clear()
-        commits.clear()
-
+    about = _Object(where, head).mapping("about")
+    requests: list[_ReadRequest] = []
+    texts: dict[int, str] = {}
+    num_lines = 1
     for where, line in lines:
-        if texts is not None:
-            raise InputError(f"{where}: a line after the last one.")
         if not isinstance(line, dict) or len(line) != 1:
-            raise InputError(f"{where}: not a request, step, commit, answer or texts.")
+            raise InputError(f"{where}: not one of {', '.join(_KINDS)}.")
         kind, value = next(iter(line.items()))
+        if kind not in _KINDS:
+            raise InputError(f"{where}: {kind!r:.40} is not one of {', '.join(_KINDS)}.")
         if not isinstance(value, dict):
             raise InputError(f"{where}: {kind} is not an object.")
         item = _Object(where, value)
-        if kind == "request":
-            close()
-            requests.append(_request(item))
-        elif kind == "texts":
-            texts = _texts(item)
-        elif kind not in ("step", "commit", "answer"):
-            raise InputError(f"{where}: {kind!r:.40} is not a request, step, commit, answer or texts.")
-        elif not requests:
-            raise InputError(f"{where}: a {kind} before any request.")
-        elif kind == "step":
-            steps.append(_step(item, steps[-1] if steps else None))
-        elif kind == "commit":
-            commits.append(_commit(item))
+        if kind == "end":
+            if item.integer("lines") != num_lines:
+                raise item.wrong("lines", f"is not {num_lines}: lines are missing")
+            if next(lines, None) is not None:
+                raise InputError(f"{where}: there are lines after the end.")
+            return Trace(about=about, requests=tuple(one.whole() for one in requests), texts=texts)
+        num_lines += 1
+        if kind == "texts":
+            texts |= _texts(item)
+        elif kind == "request":
+            if item.integer("number") != len(requests):
+                raise item.wrong("number", f"is not {len(requests)}, the next one")
+            requests.append(_ReadRequest(_request(item)))
         else:
-            requests[-1] = replace(requests[-1], answer=_answer(item))
-    close()
-    if texts is None:
-        raise InputError(f"{name}: the file ends before its last line.")
-    return replace(trace, requests=tuple(requests), texts=texts)
+            number = item.integer("request")
+            if number >= len(requests):
+                raise item.wrong("request", f"is {number}, and there are {len(requests)} so far")
+            requests[number].add(kind, item)
+    raise InputError(f"{name}: the file ends before its last line.")
+
+
+class _ReadRequest:
+    """A request as far as it is read."""
+
+    def __init__(self, request: TraceRequest) -> None:
+        self._request = request
+        self._steps: list[TraceStep] = []
+        self._commits: list[TraceCommit] = []
+
+    def add(self, kind: str, item: _Object) -> None:
+        if kind == "step":
+            self._steps.append(_step(item, self._steps[-1] if self._steps else None))
+        elif kind == "commit":
+            self._commits.append(_commit(item))
+        else:
+            self._request = replace(self._request, answer=_answer(item))
+
+    def whole(self) -> TraceRequest:
+        return replace(self._request, steps=tuple(self._steps), commits=tuple(self._commits))
 
 
 class _Object:

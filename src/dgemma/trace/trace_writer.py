@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from dgemma.structured_output.response_format import (
     ResponseFormat,
     ToolCallFormat,
 )
-from dgemma.trace.trace import Trace, TraceCommit, TraceConstraint, TraceRequest, TraceStep
+from dgemma.trace.trace import Trace, TraceAnswer, TraceCommit, TraceConstraint, TraceRequest, TraceStep
 
 FORMAT, VERSION = "dgemma-trace", 1
+Line = dict[str, Any]
 
 
 def write_trace(trace: Trace, path: str | Path) -> int:
@@ -36,19 +37,70 @@ def trace_bytes(trace: Trace) -> bytes:
     return gzip.compress(lines.encode("utf-8", "surrogatepass") + b"\n", mtime=0)
 
 
-def to_lines(trace: Trace) -> Iterator[dict[str, Any]]:
-    yield {"format": FORMAT, "version": VERSION, "about": dict(trace.about)}
-    for request in trace.requests:
-        yield {"request": _request_json(request)}
-        last: TraceStep | None = None
+def to_lines(trace: Trace) -> Iterator[Line]:
+    writer = LineWriter(lambda token: trace.texts.get(token))
+    yield writer.head(trace.about)
+    for number, request in enumerate(trace.requests):
+        yield from writer.request(number, request)
         for step in request.steps:
-            yield {"step": _step_json(step, last)}
-            last = step
+            yield from writer.step(number, step)
         for commit in request.commits:
-            yield {"commit": _without_defaults(commit, TraceCommit(canvas=0, tokens=(), steps=0))}
+            yield from writer.commit(number, commit)
         if request.answer is not None:
-            yield {"answer": asdict(request.answer)}
-    yield {"texts": {str(token): text for token, text in trace.texts.items()}}
+            yield from writer.answer(number, request.answer)
+    yield from writer.texts(trace.texts)  # of tokens that no line has
+    yield writer.end()
+
+
+class LineWriter:
+    """The lines of a trace, one after another, as things happen. Lines of several requests may mix.
+
+    text_of: the text of a token; None: it has none. A token's text comes before the line that it is first in.
+    """
+
+    def __init__(self, text_of: Callable[[int], str | None]) -> None:
+        self._text_of = text_of
+        self._known: set[int] = set()
+        self._last: dict[int, TraceStep] = {}  # of each request
+        self._num_lines = 0
+
+    def head(self, about: Mapping[str, Any]) -> Line:
+        return self._counted({"format": FORMAT, "version": VERSION, "about": dict(about)})
+
+    def request(self, number: int, request: TraceRequest) -> Iterator[Line]:
+        yield from self.texts(request.request.prompt)
+        yield self._counted({"request": _request_json(number, request)})
+
+    def step(self, number: int, step: TraceStep) -> Iterator[Line]:
+        top = [token for pairs in step.logprobs or () for token, _ in pairs]
+        yield from self.texts([*step.argmax, *step.drawn, *top])
+        last = self._last.get(number)
+        self._last[number] = step
+        yield self._counted({"step": {"request": number, **_step_json(step, last)}})
+
+    def commit(self, number: int, commit: TraceCommit) -> Iterator[Line]:
+        yield from self.texts(commit.tokens)
+        own = _without_defaults(commit, TraceCommit(canvas=0, tokens=(), steps=0))
+        yield self._counted({"commit": {"request": number, **own}})
+
+    def answer(self, number: int, answer: TraceAnswer) -> Iterator[Line]:
+        yield from self.texts(answer.tokens)
+        yield self._counted({"answer": {"request": number, **asdict(answer)}})
+
+    def end(self) -> Line:
+        """Without it a trace is incomplete."""
+        return {"end": {"lines": self._num_lines}}
+
+    def texts(self, tokens: Iterable[int]) -> Iterator[Line]:
+        new = sorted(set(tokens) - self._known)
+        self._known.update(new)
+        texts = {str(token): text for token in new if (text := self._text_of(token)) is not None}
+        if texts:
+            yield self._counted({"texts": texts})
+
+    def _counted(self, line: Line) -> Line:
+        self._num_lines += 1
+        return line
 
 
 def _step_json(step: TraceStep, last: TraceStep | None) -> dict[str, Any]:
@@ -72,9 +124,10 @@ def _step_json(step: TraceStep, last: TraceStep | None) -> dict[str, Any]:
     return found
 
 
-def _request_json(traced: TraceRequest) -> dict[str, Any]:
+def _request_json(number: int, traced: TraceRequest) -> dict[str, Any]:
     request = traced.request
     found: dict[str, Any] = {
+        "number": number,
         "round": traced.round,
         "row": request.row,
         "seed": request.seed,
