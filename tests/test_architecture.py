@@ -46,7 +46,7 @@ PACKAGES: dict[str, set[str]] = {
     "selfcheck": {"checkpoint", "language_model", "machine", "model"},
     "server": {
         "errors", "params", "events", "durable_files", "worker_process", "text", "structured_output",
-        "engine", "tasks",
+        "engine", "tasks", "trace",
         "__init__",
     },
     "cli": {

@@ -134,9 +134,14 @@ def test_what_cannot_be_replayed_is_refused_by_name(lm: LanguageModel) -> None:
     with pytest.raises(InputError, match="a sampler of the caller's own"):
         lm.replay(recorder.trace())
     with lm.record() as recorder:
-        lm.generate("a", max_tokens=4, seed=1, deadline_s=60.0)
+        lm.generate("a", max_tokens=4, seed=1, deadline_s=600.0)
+    trace = recorder.trace()
+    assert trace.compare(lm.replay(trace)).is_same, "it was met"
+    (request,) = trace.requests
+    assert request.answer is not None
+    late = replace(request, answer=replace(request.answer, finish_reason="deadline"))
     with pytest.raises(InputError, match="deadline"):
-        lm.replay(recorder.trace())
+        lm.replay(replace(trace, requests=(late,)))
 
 
 def test_a_model_is_recorded_once_at_a_time(lm: LanguageModel) -> None:

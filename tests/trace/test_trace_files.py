@@ -56,6 +56,10 @@ def test_a_trace_is_read_as_it_was_written(trace: Trace) -> None:
     assert trace_of_bytes(trace_bytes(trace)) == trace
 
 
+def test_a_plain_file_is_read_too(trace: Trace) -> None:
+    assert trace_of_bytes(gzip.decompress(trace_bytes(trace))) == trace
+
+
 def test_the_same_trace_gives_the_same_bytes(trace: Trace) -> None:
     assert trace_bytes(trace) == trace_bytes(trace_of_bytes(trace_bytes(trace)))
 
@@ -128,7 +132,8 @@ def test_a_wrong_field_is_named_or_means_something(
     ("content", "message"),
     [
         (b"", "not a trace"),
-        (b"hello", "not a whole trace file"),
+        (b"hello", "not JSON"),
+        (b"\x1f\x8bhello", "not a whole trace file"),
         (gzip.compress(b""), "not a trace"),
         (gzip.compress(b"{}"), "not a trace"),
         (gzip.compress(b"[]"), "not a trace"),

@@ -179,6 +179,7 @@ SERVER_FLAGS = (
     Flag("--prefill-chunk", "prefill_chunk", int, "N", "prompt tokens read in one go", in_batch=True),
     Flag("--queue-len", "queue_len", int, "N", "requests that may wait"),
     Flag("--share-prefixes", "share_prefixes", bool, "", "one prefix cache for clients of all API keys"),
+    Flag("--traces", "traces", bool, "", "clients may ask for every step of their canvases"),
     Flag("--step-timeout", "step_timeout_s", float, "SECONDS",
          "a step that takes longer restarts the engine"),
     Flag("--requests-per-minute", "requests_per_minute", float, "N", "of one API key", unset="no limit"),

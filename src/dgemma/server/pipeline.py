@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dgemma.engine.service import EngineEvent
 from dgemma.errors import InputError
-from dgemma.events import Answer, Commit, Finish, FinishReason
+from dgemma.events import Answer, CanvasStep, Commit, Finish, FinishReason
+from dgemma.server.canvas_trace import CanvasTrace, TracedModel
 from dgemma.server.engine_rounds import MAX_IN_FLIGHT, EngineRounds, SubmitPolicy, TaskDeadlineError
 from dgemma.server.http.errors import ApiError, invalid
 from dgemma.server.http.log import RequestRecord
 from dgemma.server.http.sse import DONE
 from dgemma.server.plan import AnyServingPlan, EngineUsage, TaskOutcome
-from dgemma.server.protocol import RequestModel, ResponseModel
+from dgemma.server.protocol import RequestModel, ResponseModel, TraceChunk, TracedResponse
 from dgemma.server.serving import ServingContext
 from dgemma.server.state import ServerState
 from dgemma.server.validation import Unsupported
 from dgemma.structured_output.constraint import Constraint
 from dgemma.tasks.rounds import Ended, Rounds, advance
+from dgemma.trace.trace_writer import Line
 
 Chunks = AsyncGenerator[ResponseModel, None]
 
@@ -63,11 +65,14 @@ class RequestRunner:
         record: RequestRecord,
         plan: AnyServingPlan,
         constraint: Constraint | None = None,
+        trace: CanvasTrace | None = None,
     ) -> None:
         self._state = state
         self.record = record
         self.plan = plan
         self._constraint = constraint
+        self._trace = trace
+        self._trace_lines: list[Line] = []  # of a response that is not streamed
         self._outcomes: list[TaskOutcome[Any]] = []
 
     async def response(self) -> ResponseModel:
@@ -75,7 +80,10 @@ class RequestRunner:
         async with aclosing(self._run()) as chunks:
             async for _ in chunks:
                 pass
-        return self.plan.writer.response(self._outcomes)
+        response = self.plan.writer.response(self._outcomes)
+        if self._trace is not None and isinstance(response, TracedResponse):
+            response.trace = self._trace_lines
+        return response
 
     @asynccontextmanager
     async def stream(self) -> AsyncIterator[Chunks]:
@@ -89,6 +97,7 @@ class RequestRunner:
         plan, writer = self.plan, self.plan.writer
         rounds = self._engine_rounds()
         is_open = False
+        trace = self._trace
         for index, task in enumerate(plan.start(self._constraint)):
             began_s = asyncio.get_running_loop().time()
             usage = EngineUsage()
@@ -97,6 +106,9 @@ class RequestRunner:
             try:
                 while not isinstance(step := await self._advance(task, answers, rounds), Ended):
                     finished: dict[int, Answer] = {}
+                    if trace is not None:
+                        step = [replace(request, trace=True) for request in step]
+                    begun = False
                     async with aclosing(rounds.events(step)) as events:
                         async for number, event in events:
                             if self.record.trace is not None:
@@ -106,6 +118,17 @@ class RequestRunner:
                                 yield None
                                 for chunk in writer.opening_chunks() if plan.stream else ():
                                     yield chunk
+                                for chunk in self._traced(trace.head() if trace is not None else ()):
+                                    yield chunk
+                            if trace is not None and is_open:
+                                if not begun:
+                                    begun = True
+                                    for chunk in self._traced(trace.begin(step)):
+                                        yield chunk
+                                for chunk in self._traced(trace.add(number, event)):
+                                    yield chunk
+                                if isinstance(event, CanvasStep):
+                                    continue
                             if isinstance(event, Finish):
                                 finished[number] = event.answer
                                 usage.add(event.answer)
@@ -132,8 +155,19 @@ class RequestRunner:
                 yield None
             for chunk in writer.task_chunks(index, outcome) if plan.stream else ():
                 yield chunk
+        if trace is not None:
+            for chunk in self._traced([trace.end()]):
+                yield chunk
         if plan.stream and plan.include_usage:
             yield writer.usage_chunk(self._outcomes)
+
+    def _traced(self, lines: Iterable[Line]) -> Iterator[TraceChunk]:
+        """Lines of the trace: chunks of a stream, or kept for the response."""
+        for line in lines:
+            if self.plan.stream:
+                yield TraceChunk(object="dgemma.trace", choices=[], trace=line)
+            else:
+                self._trace_lines.append(line)
 
     def _engine_rounds(self) -> EngineRounds:
         settings, engine = self._state.settings, self._state.engine
@@ -221,6 +255,8 @@ async def prepare(
 ) -> RequestRunner:
     """Plan the request of a body, or raise the first thing that is wrong with it."""
     plan = await asyncio.to_thread(endpoint.create, state.serving_context, body)
+    if body.get("trace") is True and not state.settings.traces:
+        raise invalid("this server returns no traces; start it with --traces, or leave trace out.", "trace")
     record.model = plan.model
     record.stream = plan.stream
     record.choices = plan.num_choices
@@ -238,7 +274,12 @@ async def prepare(
     if plan.prompt_tokens is not None:
         record.prompt_tokens = plan.prompt_tokens
         state.metrics.prompt_tokens.inc(plan.prompt_tokens)
-    return RequestRunner(state, record, plan, constraint)
+    trace = None
+    if body.get("trace") is True:
+        context = state.serving_context
+        model = TracedModel(plan.model, context.served, context.text)
+        trace = CanvasTrace(model, endpoint.path)
+    return RequestRunner(state, record, plan, constraint, trace)
 
 
 def note_prompt(

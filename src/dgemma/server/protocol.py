@@ -67,6 +67,7 @@ class CommonFields(RequestModel):
         description="Seconds from the arrival of the request, time in the queue included.",
     )
 
+    trace: bool | None = Field(None, description="Also return every step, if the server has --traces.")
     user: str | None = Field(None, description=_NEUTRAL)
     metadata: dict[str, str] | None = Field(None, description=_NEUTRAL)
     safety_identifier: str | None = Field(None, description=_NEUTRAL)
@@ -129,6 +130,20 @@ class ResponseModel(BaseModel):
 
     def to_json(self) -> bytes:
         return self.model_dump_json(exclude_unset=True).encode()
+
+
+class TracedResponse(ResponseModel):
+    """A whole response, to which the trace of its request may be added."""
+
+    trace: list[dict[str, Any]] | None = None  # the lines of a trace file, if the request asked for them
+
+
+class TraceChunk(ResponseModel):
+    """One line of the trace, in a stream."""
+
+    object: Literal["dgemma.trace"] = "dgemma.trace"
+    choices: list[Any] = Field(max_length=0, description="None: clients look for some in every chunk.")
+    trace: dict[str, Any]
 
 
 class PromptTokensDetails(ResponseModel):

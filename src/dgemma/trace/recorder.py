@@ -51,7 +51,7 @@ class Recorder:
 
     def follow(self, requests: Sequence[EngineRequest], events: Iterable[Event]) -> Iterator[Event]:
         """The same for requests that are already submitted with `trace`."""
-        own = {request.row: _Recording(_traced(request, self._rounds)) for request in requests}
+        own = {request.row: _Recording(traced_request(request, self._rounds)) for request in requests}
         self._rounds += 1
         self._requests += own.values()
         for event in events:
@@ -82,7 +82,7 @@ class Recorder:
         )
 
 
-def _traced(request: EngineRequest, number: int) -> TraceRequest:
+def traced_request(request: EngineRequest, number: int) -> TraceRequest:
     constraint, source = request.constraint, None
     if constraint is not None and constraint.source is not None:
         source = TraceConstraint(source=constraint.source, begin=constraint.begin, end=constraint.end)
@@ -96,20 +96,21 @@ def _traced(request: EngineRequest, number: int) -> TraceRequest:
     )
 
 
+def traced_answer(answer: Answer) -> TraceAnswer:
+    return TraceAnswer(
+        text=answer.text,
+        tokens=answer.tokens,
+        finish_reason=str(answer.finish_reason),
+        seconds=round(answer.timings.total_s, 4),
+    )
+
+
 def _finished(running: _Recording) -> TraceRequest:
-    answer = running.answer
     return replace(
         running.request,
         steps=tuple(running.steps),
         commits=tuple(running.commits),
-        answer=None
-        if answer is None
-        else TraceAnswer(
-            text=answer.text,
-            tokens=answer.tokens,
-            finish_reason=str(answer.finish_reason),
-            seconds=round(answer.timings.total_s, 4),
-        ),
+        answer=None if running.answer is None else traced_answer(running.answer),
     )
 
 

@@ -8,6 +8,7 @@ from itertools import groupby
 
 from dgemma.engine.request import EngineRequest
 from dgemma.errors import InputError
+from dgemma.events import FinishReason
 from dgemma.model.config import ModelConfig
 from dgemma.params import GenerationParams
 from dgemma.structured_output.compiler import GrammarCompiler
@@ -43,11 +44,12 @@ def _restored(traced: TraceRequest, compiler: Callable[[GenerationParams], Gramm
             f"the trace was made with a sampler of the caller's own, {traced.own_sampler:.80}; "
             "it cannot be replayed from a file."
         )
-    if traced.request.params.deadline_s is not None:
-        raise InputError("the trace was made with a deadline; how far it gets depends on the machine.")
+    if traced.answer is not None and traced.answer.finish_reason == FinishReason.DEADLINE:
+        raise InputError("a deadline cut this generation short; how far it gets depends on the machine.")
+    request = replace(traced.request, params=replace(traced.request.params, deadline_s=None))
     if traced.constraint is None:
-        return traced.request
-    constraint = compiler(traced.request.params).compile_source(
+        return request
+    constraint = compiler(request.params).compile_source(
         traced.constraint.source, begin=traced.constraint.begin, end=traced.constraint.end
     )
-    return replace(traced.request, constraint=constraint)
+    return replace(request, constraint=constraint)

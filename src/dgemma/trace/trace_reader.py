@@ -10,6 +10,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -66,7 +67,9 @@ def _read(file: BinaryIO, name: str) -> Trace:
 def _lines(file: BinaryIO, name: str) -> Iterator[tuple[str, Any]]:
     """Where a line is, and what it holds."""
     total = 0
-    with gzip.GzipFile(fileobj=file) as unpacked:
+    is_packed = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    with gzip.GzipFile(fileobj=file) if is_packed else nullcontext(file) as unpacked:
         for number in range(1, _MAX_NUMBER):
             line = unpacked.readline(MAX_LINE_BYTES + 1)
             if not line:
@@ -110,6 +113,8 @@ def _from_lines(lines: Iterator[tuple[str, Any]], name: str) -> Trace:
                 raise item.wrong("lines", f"is not {num_lines}: lines are missing")
             if next(lines, None) is not None:
                 raise InputError(f"{where}: there are lines after the end.")
+            if item.flag("is_cut"):
+                about["is_cut"] = True
             return Trace(about=about, requests=tuple(one.whole() for one in requests), texts=texts)
         num_lines += 1
         if kind == "texts":

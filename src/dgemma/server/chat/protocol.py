@@ -18,6 +18,7 @@ from dgemma.server.protocol import (
     FinishReasonName,
     RequestModel,
     ResponseModel,
+    TracedResponse,
     UsageInfo,
 )
 from dgemma.server.response_format import ResponseFormatFields
@@ -321,7 +322,7 @@ class ChatChoice(ResponseModel):
     dgemma: AnswerDetails
 
 
-class ChatCompletionResponse(ResponseModel):
+class ChatCompletionResponse(TracedResponse):
     id: str
     object: Literal["chat.completion"]
     created: int

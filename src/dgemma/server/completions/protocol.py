@@ -10,7 +10,7 @@ from pydantic import Field, WithJsonSchema
 from dgemma.params import MAX_LOGPROBS, MAX_TOP_K
 from dgemma.server.http.errors import invalid, shown
 from dgemma.server.outputs import CompletionLogprobs
-from dgemma.server.protocol import AnswerDetails, DraftInfo, ResponseModel, UsageInfo
+from dgemma.server.protocol import AnswerDetails, DraftInfo, ResponseModel, TracedResponse, UsageInfo
 from dgemma.server.response_format import ResponseFormatFields
 from dgemma.server.validation import (
     PENALTY,
@@ -119,7 +119,7 @@ class CompletionChoice(ResponseModel):
     dgemma: AnswerDetails | FillDetails | None = None
 
 
-class CompletionResponse(ResponseModel):
+class CompletionResponse(TracedResponse):
     """Whole, or one chunk of a stream."""
 
     id: str

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from dgemma.errors import InputError
 from dgemma.server.http.errors import invalid
-from dgemma.server.protocol import CommonFields, RequestModel, ResponseModel
+from dgemma.server.protocol import CommonFields, RequestModel, ResponseModel, TracedResponse
 from dgemma.server.validation import NO_STREAM, Unsupported, read_fields
 from dgemma.tasks.decide import MAX_CHOICES, MAX_QUESTIONS, NO, YES, Choice, Kind, Question
 
@@ -376,7 +376,7 @@ class DecisionUsage(ResponseModel):
     total_tokens: int
 
 
-class DecisionResponse(ResponseModel):
+class DecisionResponse(TracedResponse):
     answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer]
     model: str
     usage: DecisionUsage
@@ -410,7 +410,7 @@ class NamedDecisionUsage(ResponseModel):
     output_tokens: int
 
 
-class NamedDecisionResponse(ResponseModel):
+class NamedDecisionResponse(TracedResponse):
     answers: dict[str, NoulAnswer | NamedChoiceAnswer | NamedScoreAnswer]
     model: str
     usage: NamedDecisionUsage

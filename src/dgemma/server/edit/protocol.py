@@ -7,7 +7,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from dgemma.server.protocol import MAX_INT, RequestModel, ResponseModel, SamplingFields, UsageInfo
+from dgemma.server.protocol import (
+    MAX_INT,
+    RequestModel,
+    ResponseModel,
+    SamplingFields,
+    TracedResponse,
+    UsageInfo,
+)
 from dgemma.server.validation import NO_STREAM, UNSUPPORTED_BY_ALL, Unsupported, read_fields
 
 UNSUPPORTED_IN_EDIT: dict[str, Unsupported] = {
@@ -91,7 +98,7 @@ class EditChoice(ResponseModel):
     dgemma: EditDetails
 
 
-class EditCompletionResponse(ResponseModel):
+class EditCompletionResponse(TracedResponse):
     id: str
     object: Literal["edit.completion"]
     created: int

@@ -78,6 +78,8 @@ class Settings:
     """Requests that may wait; one more is refused."""
     share_prefixes: bool = False
     """Whether clients of different API keys share the prefix cache."""
+    traces: bool = False
+    """Whether clients may ask for the trace of their request: every step of its canvases."""
     step_timeout_s: float = 120.0
     """A step that takes longer, and ten times as long as any before, restarts the engine."""
 

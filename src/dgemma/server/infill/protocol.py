@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dgemma.errors import InputError
 from dgemma.params import MAX_TOP_K
 from dgemma.server.http.errors import invalid
-from dgemma.server.protocol import MAX_INT, MAX_REAL, ResponseModel, SamplingFields, StopField
+from dgemma.server.protocol import MAX_INT, MAX_REAL, ResponseModel, SamplingFields, StopField, TracedResponse
 from dgemma.server.validation import GRAMMAR, PENALTY, UNSUPPORTED_BY_ALL, Unsupported, read_fields
 from dgemma.structured_output.response_format import JsonFormat, schema_text
 
@@ -136,7 +136,7 @@ class InfillSettings(ResponseModel):
     stop: list[str]
 
 
-class InfillResponse(ResponseModel):
+class InfillResponse(TracedResponse):
     """Whole, or the last chunk of a stream."""
 
     content: str
