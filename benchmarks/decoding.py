@@ -2,8 +2,9 @@
 
     python -m benchmarks.decoding [MODEL]        (--prompts N; --tokens N; --temperature T; --rounds N)
 
-Prompts are the beginnings of held-out passages. All ways answer each prompt in turn, so that whatever else
-the machine does falls on all of them. Likelihood is that of the causal pass.
+Prompts are the beginnings of held-out passages; of a model that was trained on records, held-out messages.
+All ways answer each prompt in turn, so that whatever else the machine does falls on all of them. Likelihood
+is that of the causal pass.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from benchmarks import record
 from benchmarks.held_out_text import passages
+from benchmarks.lossless import form_prompts
 from dgemma.evaluation.likelihood import TokenPair, log_likelihoods
 from dgemma.events import Answer
 from dgemma.language_model import LanguageModel, load
@@ -42,11 +45,14 @@ def main() -> None:
     parser.add_argument("--suffix", default="", help="of the result file's name")
     args = parser.parse_args()
     lm = load(args.model)
-    prompts = [
-        list(passage.before)
-        for passage in passages(lm.tokenizer, [1] * args.prompts, before=64, after=1, seed=3)
-    ]
-    common = {"max_tokens": args.tokens, "temperature": args.temperature, "ignore_end": True}
+    writes_records = lm.record_types is not None
+    if writes_records:
+        prompts = list(form_prompts(lm, args.prompts))
+    else:
+        found = passages(lm.tokenizer, [1] * args.prompts, before=64, after=1, seed=3)
+        prompts = [list(passage.before) for passage in found]
+    # A record ends by itself; a text could go on.
+    common = {"max_tokens": args.tokens, "temperature": args.temperature, "ignore_end": not writes_records}
     ways: dict[str, dict[str, Any]] = {}
     for name, options in WAYS.items():
         if options["decode"] in ("lossless", "verified"):
@@ -92,6 +98,7 @@ class Tally:
             for prompt, answer in zip(self.prompts, self.answers, strict=True)
         ]
         total = sum(found.log_prob for _, found in log_likelihoods(lm, pairs))
+        drafts = [accepted for answer in self.answers for accepted in answer.accepted]
         ratios = [slow / own for slow, own in zip(causal.seconds, self.seconds, strict=True)]
         return {
             "tokens_per_forward": round(num_tokens / forwards, 3),
@@ -99,10 +106,22 @@ class Tally:
             "times_as_fast_as_causal": [round(value, 3) for value in statistics.quantiles(ratios, n=4)],
             "log_likelihood_per_token": round(total / num_tokens, 3),
             "distinct_3grams": round(distinct([answer.tokens for answer in self.answers], 3), 3),
+            "accepted_per_draft": round(statistics.fmean(drafts), 2) if drafts else None,
+            "drafts_accepted": counts(drafts),
             "same_as_causal": sum(
                 own.tokens == other.tokens for own, other in zip(self.answers, causal.answers, strict=True)
             ),
         }
+
+
+def counts(drafts: Sequence[int]) -> dict[str, int]:
+    """How many drafts had so many tokens accepted."""
+    limits = (0, 1, 2, 4, 8, 16, 32, 64, 1 << 30)
+    found: dict[str, int] = {}
+    for low, high in pairwise(limits):
+        name = str(low) if high == low + 1 else f"{low}+" if high == limits[-1] else f"{low}-{high - 1}"
+        found[name] = sum(low <= accepted < high for accepted in drafts)
+    return {name: count for name, count in found.items() if count}
 
 
 def distinct(texts: Sequence[Sequence[int]], size: int) -> float:

@@ -23,7 +23,7 @@ LINES: dict[str, tuple[list[str], list[list[str]]]] = {
     "solve": (["PUZZLE"], [["--json"], ["--seed", "3"]]),
     "serve": (["MODEL"], [["--exact"], ["--port", "3"]]),
     "run-batch": (["MODEL", "IN", "OUT"], [["--exact"], ["--max-num-seqs", "3"]]),
-    "train": (["RECIPE", "lr=1", "steps=2"], [["--dry-run"]]),
+    "train": (["RECIPE", "lr=1", "steps=2"], [["--dry-run"], ["--threads", "3"]]),
     "eval": (["MODEL", "TASK"], [["--raw"], ["--limit", "3"]]),
     "merge": (["MODEL", "ADAPTER", "OUT"], []),
     "quantize": (["MODEL", "OUT"], [["--format", "int8"], ["--json"]]),
@@ -35,6 +35,7 @@ LINES: dict[str, tuple[list[str], list[list[str]]]] = {
     "bench": (["MODEL"], [["--json"]]),
     "doctor": ([], [["--json"]]),
     "selfcheck": ([], [["--device", "cpu"]]),
+    "trace": (["show", "FILE"], [["--json"], ["--frames", "3"]]),
     "completion": (["bash"], []),
 }
 
@@ -103,3 +104,10 @@ def test_a_prompt_without_a_model_is_told_what_it_was_taken_for(
     err = capsys.readouterr().err
     assert "was taken for MODEL" in err
     assert f"dgemma generate bundled:text {shlex.quote(prompt)}" in err
+
+
+def test_an_abbreviated_option_is_refused_with_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["extract", "a text", "--typ", "order"])
+    assert end.value.code == 2
+    assert "did you mean '--type'?" in capsys.readouterr().err

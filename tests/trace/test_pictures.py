@@ -95,11 +95,12 @@ def test_pictures_are_written(lm: LanguageModel, tmp_path: Path) -> None:
 
 def test_a_frame_shows_what_was_drawn_what_is_open_and_what_the_causal_pass_wrote() -> None:
     trace = trace_of(["sure", "open"])
-    step, commit = make_frames(trace, trace.requests[0])
+    step, commit, whole = make_frames(trace, trace.requests[0])
     assert [cell.state for cell in step.cells] == ["accepted", "noise"]
     assert [cell.level for cell in step.cells] == [0, 1]
     assert [cell.state for cell in commit.cells] == ["corrected", "corrected"]
     assert "by the causal pass" in commit.title
+    assert whole.title == "0 tokens of drafts, 2 by the causal pass"
 
 
 def test_the_first_and_the_last_frame_are_chosen() -> None:
@@ -113,7 +114,7 @@ def test_the_first_and_the_last_frame_are_chosen() -> None:
 
 def test_the_player_plays_steps_and_jumps() -> None:
     trace = trace_of(["a", "b"])
-    frames = [*make_frames(trace, trace.requests[0]), *make_frames(trace, trace.requests[0])]
+    frames = [*make_frames(trace, trace.requests[0])[:2], *make_frames(trace, trace.requests[0])[:2]]
     player = TracePlayer(frames)
     assert player.wait_s is not None
     player.tick()

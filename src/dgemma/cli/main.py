@@ -84,7 +84,10 @@ def build_parser(commands: Collection[str] = COMMANDS.keys()) -> argparse.Argume
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, help_line in COMMANDS.items():
         sub = subparsers.add_parser(
-            name, help=help_line, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=help_line,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,  # a script with --typ would break when --typo is added
         )
         if name in commands:
             module = importlib.import_module(f"dgemma.cli.{name.replace('-', '_')}")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from dgemma.checkpoint.hub import resolve
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.source import read_config
+from dgemma.cli.options import thread_count
 from dgemma.cli.views.progress import print_line
 from dgemma.cli.views.train_view import TrainView, open_train_view
 from dgemma.errors import InputError
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check-data", action="store_true", help="read all of the data before the first step"
     )
+    parser.add_argument("--threads", type=thread_count, metavar="N", help="of the processor (default: all)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,6 +75,10 @@ def run(args: argparse.Namespace) -> int:
         return dry_run(recipe)
     from dgemma.training.trainer import Trainer, TrainingOutcome
 
+    if args.threads is not None:
+        import torch
+
+        torch.set_num_threads(args.threads)
     trainer = Trainer(recipe)
     if args.check_data and not check_data(trainer.setup.stream, trainer.setup.canvases.canvas_len):
         raise InputError("the data has faults; repair them first.")

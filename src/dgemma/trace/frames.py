@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dgemma.trace.trace import CENTINATS, Trace, TraceCommit, TraceRequest, TraceStep
@@ -48,9 +48,13 @@ class Frame:
     before: str
     cells: tuple[Cell, ...]
     is_commit: bool = False
+    is_whole: bool = False  # all that was committed of an answer whose drafts were verified
 
     @property
     def title(self) -> str:
+        if self.is_whole:
+            kept = sum(cell.state == "final" for cell in self.cells)
+            return f"{kept} tokens of drafts, {len(self.cells) - kept} by the causal pass"
         if self.is_commit:
             corrected = any(cell.state == "corrected" for cell in self.cells)
             accepted = sum(cell.state == "final" for cell in self.cells)
@@ -101,6 +105,11 @@ def make_frames(trace: Trace, request: TraceRequest) -> list[Frame]:
                 )
             )
             before += [trace.text(token) for token in commit.tokens if token not in ends]
+    if any(commit.accepted is not None for commit in request.commits):
+        cells = [cell for commit in request.commits for cell in _committed(trace, commit, ends)]
+        last_frame = frames[-1]
+        whole = replace(last_frame, before="", cells=tuple(cells), is_commit=True, is_whole=True)
+        frames.append(whole)
     return frames
 
 
@@ -127,7 +136,10 @@ def _committed(trace: Trace, commit: TraceCommit, ends: tuple[int, ...]) -> tupl
         Cell(
             text=visible(trace.text(token)),
             nats=0.0,
-            state="corrected" if commit.accepted is not None and at >= commit.accepted else "final",
+            # A token that is written left to right has taken no steps and no draft.
+            state="final"
+            if (commit.steps > 0 if commit.accepted is None else at < commit.accepted)
+            else "corrected",
         )
         for at, token in enumerate(commit.tokens)
         if token not in ends
