@@ -44,6 +44,9 @@ PACKAGES: dict[str, set[str]] = {
     "evaluation": {"errors", "params", "events", "durable_files", "text", "language_model", "sudoku"},
     "bench": {"errors", "events", "model", "checkpoint", "sampling", "language_model"},
     "selfcheck": {"checkpoint", "language_model", "machine", "model"},
+    "conform": {
+        "errors", "params", "model", "sampling", "checkpoint", "trace", "language_model", "selfcheck",
+    },
     "server": {
         "errors", "params", "events", "durable_files", "worker_process", "text", "structured_output",
         "engine", "tasks", "trace",
@@ -52,7 +55,8 @@ PACKAGES: dict[str, set[str]] = {
     "cli": {
         "errors", "params", "events", "durable_files", "machine", "kernels", "model", "structured_output",
         "checkpoint", "engine", "tasks",
-        "selfcheck", "training", "evaluation", "bench", "sudoku", "forms", "trace", "server", "__init__",
+        "selfcheck", "training", "evaluation", "bench", "sudoku", "forms", "trace", "conform", "server",
+        "__init__",
     },
     "__init__": {
         "errors", "params", "events", "model", "sampling", "tasks", "forms", "trace", "language_model",

@@ -23,7 +23,7 @@ from dgemma.model.quantized_tensor import QuantizedTensor, QuantKind
 FP32_LIMIT = 1e-4
 # Another device may round differently than the reference on its CPU, but not with a much larger error.
 BF16_MARGIN = 1.5
-_DTYPES = {"F32": torch.float32, "I32": torch.int32}
+_DTYPES = {"F32": torch.float32, "I32": torch.int32, "I64": torch.int64}
 _QUANTIZED_KINDS = (QuantKind.INT4, QuantKind.INT8, QuantKind.FLOAT4)
 
 
@@ -71,7 +71,7 @@ def check(device: str, dtypes: Sequence[str]) -> Findings:
         resources.as_file(resources.files("dgemma") / "data" / "golden") as golden,
         torch.inference_mode(),
     ):
-        tensors = _read_golden(golden / "golden.safetensors")
+        tensors = read_tensors(golden / "golden.safetensors")
         facts = json.loads((golden / "golden.json").read_text())
         for dtype in dtypes:
             lm = load(golden / "checkpoint", dtype=dtype, device=device)
@@ -174,7 +174,8 @@ def _quantized_experts(kind: QuantKind, device: str, dtype: torch.dtype) -> Find
     )
 
 
-def _read_golden(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All of a small file."""
     tensors = {}
     for entry in read_entries(path):
         tensor = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])

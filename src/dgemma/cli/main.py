@@ -38,13 +38,14 @@ COMMANDS = {
     "bench": "what a step, a commit and a token cost here",
     "doctor": "what this machine has, and what that means",
     "selfcheck": "are the numbers right on this device?",
+    "conform": "does another runtime compute the same?",
     "trace": "watch, draw, compare and replay recorded generations",
     "completion": "a completion script for bash, zsh or fish",
 }
 
 # These import torch, which takes a second or two, before they can say anything.
 IMPORT_TORCH_FIRST = (
-    "serve", "run-batch", "train", "eval", "merge", "quantize", "new", "doctor", "selfcheck"
+    "serve", "run-batch", "train", "eval", "merge", "quantize", "new", "doctor", "selfcheck", "conform"
 )  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Does another runtime compute the same? Cases, our reference, runners, and where they part."""

@@ -1,0 +1,106 @@
+"""Where a runtime's outputs part from ours: the first tensor that differs, its position, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# In fp32, of numbers whose size is about 1 to 30. Rounding gives 1e-5; a mistake gives 1e-2 and more.
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parting:
+    """The first tensor that differs."""
+
+    name: str  # such as "16/canvas/hidden.3"
+    position: int  # of the first row that differs
+    difference: float  # the largest in this tensor; of tokens the number of those that differ
+
+    @property
+    def place(self) -> str:
+        """In words."""
+        head, *rest = self.name.split("/")
+        if head == "step":
+            return f"one step of the sampler: {rest[0]}, position {self.position}"
+        if head == "generation":
+            kind, *numbers = rest[0].split(".")
+            if numbers:
+                return (
+                    f"generation, canvas {numbers[0]}, step {int(numbers[1]) + 1}, position {self.position}"
+                )
+            return f"generation, {kind}, position {self.position}"
+        what = PASSES[rest[0]].format(length=head)
+        part = rest[1]
+        where = f"layer {part.removeprefix('hidden.')}" if part.startswith("hidden.") else part
+        return f"{what}: {where}, position {self.position}"
+
+
+PASSES = {
+    "prompt": "the causal pass over {length} tokens",
+    "canvas": "a canvas after {length} tokens",
+    "conditioned": "a self-conditioned canvas after {length} tokens",
+    "commit": "committing a canvas after {length} tokens",
+    "next": "the canvas after a committed one, {length} tokens before it",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conformance:
+    """One case of one runtime."""
+
+    case: str
+    compared: int
+    not_compared: tuple[str, ...]  # outputs that the runtime does not show
+    largest: float  # difference of all that is compared
+    parting: Parting | None
+
+    @property
+    def passed(self) -> bool:
+        return self.parting is None and self.compared > 0
+
+    def to_json(self) -> dict[str, Any]:
+        place = None if self.parting is None else self.parting.place
+        return {**asdict(self), "passed": self.passed, "place": place}
+
+
+def compare(
+    case: str, expected: Mapping[str, Tensor], found: Mapping[str, Tensor], tolerance: float = TOLERANCE
+) -> Conformance:
+    """In the order of `expected`, in which what comes later depends on what comes before."""
+    parting: Parting | None = None
+    largest, compared = 0.0, 0
+    for name, ours in expected.items():
+        theirs = found.get(name)
+        if theirs is None:
+            continue
+        compared += 1
+        difference, position = _difference(ours, theirs)
+        is_token = not ours.is_floating_point()
+        if not is_token:
+            largest = max(largest, difference)
+        if parting is None and difference > (0 if is_token else tolerance):
+            parting = Parting(name=name, position=position, difference=difference)
+    missing = tuple(name for name in expected if name not in found)
+    return Conformance(case=case, compared=compared, not_compared=missing, largest=largest, parting=parting)
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> tuple[float, int]:
+    """The largest difference, and the first position that has a tenth of it; of tokens, how many differ."""
+    if ours.shape != theirs.shape:
+        length = min(len(ours), len(theirs))
+        if ours.is_floating_point() or not length:
+            return float("inf"), 0
+        wrong = (ours[:length] != theirs[:length]).nonzero()[:, 0]
+        return float("inf"), int(wrong[0]) if len(wrong) else length
+    if not ours.is_floating_point():
+        wrong = (ours != theirs).nonzero()[:, 0]
+        return float(len(wrong)), int(wrong[0]) if len(wrong) else 0
+    distance = (ours.float() - theirs.float()).abs().nan_to_num(nan=float("inf"))
+    rows = distance.flatten(1).amax(1) if distance.ndim > 1 else distance
+    largest = float(rows.max())
+    return largest, int((rows >= min(largest, torch.finfo(torch.float32).max) * 0.1).nonzero()[0, 0])
