@@ -14,7 +14,7 @@ TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parting:
+class FirstDifference:
     """The first tensor that differs."""
 
     name: str  # such as "16/canvas/hidden.3"
@@ -57,7 +57,7 @@ class Conformance:
     compared: int
     not_compared: tuple[str, ...]  # outputs that the runtime does not show
     largest: float  # difference of all that is compared
-    parting: Parting | None
+    parting: FirstDifference | None
 
     @property
     def passed(self) -> bool:
@@ -72,7 +72,7 @@ def compare(
     case: str, expected: Mapping[str, Tensor], found: Mapping[str, Tensor], tolerance: float = TOLERANCE
 ) -> Conformance:
     """In the order of `expected`, in which what comes later depends on what comes before."""
-    parting: Parting | None = None
+    parting: FirstDifference | None = None
     largest, compared = 0.0, 0
     for name, ours in expected.items():
         theirs = found.get(name)
@@ -84,7 +84,7 @@ def compare(
         if not is_token:
             largest = max(largest, difference)
         if parting is None and difference > (0 if is_token else tolerance):
-            parting = Parting(name=name, position=position, difference=difference)
+            parting = FirstDifference(name=name, position=position, difference=difference)
     missing = tuple(name for name in expected if name not in found)
     return Conformance(case=case, compared=compared, not_compared=missing, largest=largest, parting=parting)
 
