@@ -55,7 +55,8 @@ export function frameAt(trace: Trace, request: TraceRequest, index: number): Fra
   const before = request.moments[index - 1]?.step;
   const last = before !== undefined && before.canvas === step.canvas ? before : undefined;
   const own: Cell[] = [];
-  for (let at = 0; at < step.argmax.length; at += 1) {
+  const length = withoutFillers(request, step.argmax);
+  for (let at = 0; at < length; at += 1) {
     const token = step.argmax[at]!;
     if (request.ends.has(token)) break; // nothing after the end is part of the answer
     const state: State = step.pinned.has(at) ? "pinned" : step.accepted.has(at) ? "accepted" : "noise";
@@ -67,13 +68,18 @@ export function frameAt(trace: Trace, request: TraceRequest, index: number): Fra
   return { cells: [...cells, ...own], title, canvas: step.canvas, isCommit: false, sure };
 }
 
+/** A gap's canvas goes on past its text: what fills it up to its end says nothing. */
+function withoutFillers(request: TraceRequest, tokens: number[]): number {
+  return tokens.findLastIndex((token) => !request.fillers.has(token)) + 1;
+}
+
 function hasSteps(request: TraceRequest): boolean {
   return request.numSteps > 0;
 }
 
 function committed(trace: Trace, request: TraceRequest, canvas: number, tokens: number[], accepted: number | null, isEarlier: boolean): Cell[] {
   const cells: Cell[] = [];
-  tokens.forEach((token, at) => {
+  tokens.slice(0, withoutFillers(request, tokens)).forEach((token, at) => {
     if (request.ends.has(token)) return;
     const state: State = accepted !== null && at >= accepted ? "corrected" : "final";
     cells.push(made(trace, canvas, at, token, 0, state, false, isEarlier));

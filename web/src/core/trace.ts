@@ -45,7 +45,8 @@ export interface TraceRequest {
   seed: number;
   prompt: number[];
   params: JsonObject;
-  ends: Set<number>;
+  ends: Set<number>; // nothing after them is part of the answer
+  fillers: Set<number>; // at its end they only fill up the canvas
   moments: Moment[];
   numSteps: number;
   answer: TraceAnswer | null;
@@ -97,14 +98,15 @@ export class Trace {
   #addRequest(own: JsonObject): void {
     if (own.number !== this.requests.length) throw new TraceError("requests are not in order.");
     const params = object(own.params ?? {}, "params");
-    const ends = params.ignore_end === true ? [] : tokens(params.end_tokens ?? [1, 106], "end_tokens");
+    const ends = tokens(params.end_tokens ?? [1, 106], "end_tokens");
     this.requests.push({
       number: this.requests.length,
       round: whole(own.round ?? 0, 1 << 30, "round"),
       seed: typeof own.seed === "number" ? own.seed : 0,
       prompt: tokens(own.prompt ?? [], "prompt"),
       params,
-      ends: new Set(ends),
+      ends: new Set(params.ignore_end === true ? [] : ends),
+      fillers: new Set(ends),
       moments: [],
       numSteps: 0,
       answer: null,
@@ -179,13 +181,19 @@ export class Trace {
     return this.texts.get(token) ?? `<${token}>`;
   }
 
-  /** The request with most steps, then with most tokens: of a fill that which is worth watching. */
-  get longest(): TraceRequest | null {
+  /** The request with most steps, then with most tokens: of a fill that which is worth watching.
+   * wrote: of those that wrote this, if there are any. */
+  longest(wrote = ""): TraceRequest | null {
     let found: TraceRequest | null = null;
     for (const request of this.requests) {
+      if (request.moments.length === 0 || (wrote !== "" && !this.#written(request).includes(wrote))) continue;
       if (found === null || weight(request) > weight(found)) found = request;
     }
-    return found;
+    return found ?? (wrote === "" ? (this.requests[0] ?? null) : this.longest());
+  }
+
+  #written(request: TraceRequest): string {
+    return request.moments.map(({ commit }) => commit?.tokens.map((token) => this.text(token)).join("") ?? "").join("");
   }
 
   /** The content of a trace file. */
