@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dgemma.checkpoint.bundled import PREFIX, bundled_path
-from dgemma.checkpoint.hub import resolve
+from dgemma.checkpoint.hub import cached, is_hub_name
 from dgemma.checkpoint.source import read_config
 from dgemma.forms.extraction import read_record_types
 from dgemma.forms.record_types import RECORD_TYPES
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 _PUZZLES_PER_BAND = 12
 _RAW: tuple[Mode, ...] = ("canvas", "race")
 _NOTES = {
-    "text": "A toy of 16 million parameters, trained on technical text. It shows how a canvas settles, not what "
-    "large models know.",
+    "text": "A toy of 16 million parameters, trained on technical text. It shows how a canvas settles, not "
+    "what large models know.",
     "forms": "Reads short messages, and writes what they say as records.",
     "sudoku": "Trained on Sudokus, and nothing else.",
 }
@@ -41,7 +42,8 @@ def playground_facts(
     is_sudoku = served.vocab_size == len(VOCABULARY) and all(
         text.token_text(token).text == word for token, word in enumerate(VOCABULARY)
     )
-    trained = read_record_types(resolve(model))
+    directory = _directory(model)
+    trained = None if directory is None else read_record_types(directory)
     modes: tuple[Mode, ...] = ("sudoku", *_RAW)
     if not is_sudoku:
         chat: tuple[Mode, ...] = ("chat", "edit", "decide", "forms") if text.has_chat_template else ()
@@ -61,6 +63,16 @@ def playground_facts(
         trained_on_record_types=trained is not None,
         puzzles=_puzzles() if is_sudoku else (),
     )
+
+
+def _directory(model: str) -> Path | None:
+    """Where the checkpoint is, without a question to the hub: it has been loaded."""
+    if model.startswith(PREFIX):
+        return bundled_path(model.removeprefix(PREFIX))
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    return cached(model) if is_hub_name(model) else None
 
 
 def bundled_facts(names: Mapping[str, str]) -> PlaygroundFacts:

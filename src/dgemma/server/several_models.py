@@ -84,7 +84,7 @@ class SeveralModels:
         if slash and (base := f"/{first}") in self._loads:
             app = await self._model(base)
             # Its routes, log lines and metrics are those of a server with this model alone.
-            scope |= {"path": f"/{rest}", "raw_path": f"/{rest}".encode(), "root_path": ""}
+            scope.update({"path": f"/{rest}", "raw_path": f"/{rest}".encode(), "root_path": ""})
             return app
         check_host(scope, self.state.settings)
         return self._own(Request(scope))

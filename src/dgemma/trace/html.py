@@ -26,7 +26,7 @@ def to_html(trace: Trace, title: str = "A trace") -> str:
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    # ASCII: a lone surrogate of a broken token is no valid UTF-8. Without < no text of it can end the element.
+    # ASCII: a lone surrogate of a broken token is no valid UTF-8. Without < no text can end the element.
     lines = json.dumps(list(to_lines(trace)), separators=(",", ":")).replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
