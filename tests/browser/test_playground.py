@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from browser.playground_process import CHROMIUM, playing
+from dgemma.server.app import create_app
+from dgemma.server.http.settings import Settings
+from dgemma.server.playground import PlaygroundFacts, PlaygroundModel
 from dgemma.trace.html import to_html
 from dgemma.trace.trace_reader import read_trace
+from server.fake_engine import FakeEngine, FakeText
+from server.served import on_a_port
 
 pytest.importorskip("playwright", reason="playwright is not installed: pip install playwright")
 if CHROMIUM is None:
@@ -264,3 +269,33 @@ def test_a_phone_needs_no_sideways_scrolling_in_any_mode(browser: Browser, addre
         visit.mode(name)
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= 390, name
     visit.close()
+
+
+def test_a_key_is_asked_for_and_forgotten_by_a_reload_and_answers_come_without_traces(
+    browser: Browser,
+) -> None:
+    model = PlaygroundModel(base="", name="dgemma", modes=("chat",), traces=False, canvas_len=8)
+    settings = Settings(api_keys=("open-sesame",))
+    app = create_app(settings, FakeEngine(), FakeText(), PlaygroundFacts(models=(model,)))
+    with on_a_port(app) as address:
+        visit = Visit(browser, address)
+        visit.page.goto(address)
+        visit.page.get_by_label("API key").fill("wrong")
+        visit.page.keyboard.press("Enter")
+        visit.page.get_by_text("not one of the server's keys").wait_for()
+        visit.page.get_by_label("API key").fill("open-sesame")
+        visit.page.keyboard.press("Enter")
+        visit.page.get_by_text("Live canvases need a server").wait_for()
+        part = visit.page.locator(".mode-chat")
+        part.get_by_role("button", name="Send").click()
+        part.locator(".turns .assistant p").wait_for()
+        part.get_by_role("button", name="New conversation").wait_for()
+        stored = visit.page.evaluate(
+            "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])"
+        )
+        assert "open-sesame" not in visit.page.evaluate(held)
+        visit.page.reload()
+        visit.page.get_by_label("API key").wait_for()
+        # The browser's own note of each refusal.
+        visit.wrong = [text for text in visit.wrong if "401" not in text]
+        visit.close()
