@@ -290,9 +290,7 @@ def test_a_key_is_asked_for_and_forgotten_by_a_reload_and_answers_come_without_t
         part.get_by_role("button", name="Send").click()
         part.locator(".turns .assistant p").wait_for()
         part.get_by_role("button", name="New conversation").wait_for()
-        stored = visit.page.evaluate(
-            "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])"
-        )
+        held = "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])"
         assert "open-sesame" not in visit.page.evaluate(held)
         visit.page.reload()
         visit.page.get_by_label("API key").wait_for()

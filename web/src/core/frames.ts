@@ -116,7 +116,7 @@ export function historyOf(trace: Trace, request: TraceRequest, canvas: number, a
       const alternatives = named(trace, step.logprobs?.[at] ?? []);
       const last = found.at(-1);
       if (last !== undefined && now === token) Object.assign(last, { last: step.step, nats, note, alternatives });
-      else found.push({ first: step.step, last: step.step, text: visible(trace.text(now)), nats, note, alternatives });
+      else found.push({ first: step.step, last: step.step, text: spaced(trace.text(now)), nats, note, alternatives });
       token = now;
     } else if (commit !== undefined && commit.canvas === canvas && at < commit.tokens.length) {
       const now = commit.tokens[at]!;
@@ -124,7 +124,7 @@ export function historyOf(trace: Trace, request: TraceRequest, canvas: number, a
       if (last !== undefined && now === token) last.note = "final";
       else {
         const note = commit.accepted !== null ? "by the causal pass" : last === undefined ? "left to right" : "final, drawn";
-        found.push({ first: commit.steps, last: commit.steps, text: visible(trace.text(now)), nats: 0, note, alternatives: last?.alternatives ?? [] });
+        found.push({ first: commit.steps, last: commit.steps, text: spaced(trace.text(now)), nats: 0, note, alternatives: last?.alternatives ?? [] });
       }
     }
   }
@@ -138,8 +138,14 @@ export function natsOf(request: TraceRequest, canvas: number, at: number): numbe
   );
 }
 
+/** A token alone: of one that is nothing but spaces, each is to be seen. */
+function spaced(text: string): string {
+  const shown = visible(text);
+  return shown.trim() === "" ? shown.replaceAll(" ", "\u2423") : shown;
+}
+
 function named(trace: Trace, row: Candidate[]): { text: string; probability: number }[] {
-  return row.map(([token, logprob]) => ({ text: visible(trace.text(token)), probability: Math.exp(logprob) }));
+  return row.map(([token, logprob]) => ({ text: spaced(trace.text(token)), probability: Math.exp(logprob) }));
 }
 
 export interface Figures {
