@@ -106,7 +106,15 @@ def main() -> int:
         ]
         version = browser.version
         browser.close()
-    results = {**figures, "pages_checked": len(MODES) * 4, "serious_findings": serious, "chromium": version}
+    # Without the directory of this machine.
+    command = "python -m tools.look_at_playground pictures --record"
+    results = {
+        "command": command,
+        **figures,
+        "pages_checked": len(MODES) * 4,
+        "serious_findings": serious,
+        "chromium": version,
+    }
     if args.record:
         from benchmarks import record
 

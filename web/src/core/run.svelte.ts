@@ -39,7 +39,7 @@ export class Run {
     this.#abort = abort;
     Object.assign(this, { trace: new Trace(), status: "running", error: "", text: "", seconds: 0, request, response: null });
     this.version += 1;
-    const began = performance.now();
+    let began = performance.now();
     try {
       const response = await fetch(request.base + request.path, {
         method: "POST",
@@ -49,6 +49,7 @@ export class Run {
       });
       if (!response.ok) throw new Error(await reasonOf(response));
       if (response.body !== null && (response.headers.get("content-type") ?? "").startsWith("text/event-stream")) {
+        began = performance.now(); // accepted: a model that was still being loaded does not count
         for await (const data of events(response.body)) {
           if (data === "[DONE]") continue;
           this.#take(JSON.parse(data) as JsonObject, performance.now() - began);
