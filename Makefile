@@ -1,7 +1,7 @@
 # The same targets serve a developer and CI. PY is the interpreter of the environment in use.
 PY ?= python
 
-.PHONY: install lint types test test-full documented wheel golden
+.PHONY: install lint types test test-full documented wheel golden web
 
 install:  ## the package and its development tools; CPU torch first, so that no CUDA build is pulled
 	$(PY) -m pip install --quiet "torch==2.13.0" uv
@@ -27,6 +27,14 @@ test:
 test-full:  ## with as many random cases as the docs name, and all numeric tests without AVX-512
 	DGEMMA_FULL=1 $(PYTEST) $(TWO) $$(grep -rlE "^(from sizes )?import (sizes|IS_FULL|cases)" tests)
 	$(AVX2) $(PYTEST) $(TWO) tests/parity tests/model --ignore tests/model/kernels
+
+# The page's files are part of the package: what is committed equals a build from the lock file.
+WEB = src/dgemma/data/web
+
+web:  ## build the playground from its sources, test it, and compare with what is committed
+	cd web && npm ci --no-audit --no-fund && npm run check && npm test && npm run build
+	git diff --exit-code --stat -- $(WEB)
+	test -z "$$(git status --porcelain -- $(WEB))"
 
 wheel:
 	$(PY) -m build --wheel --outdir dist .

@@ -21,6 +21,7 @@ LINES: dict[str, tuple[list[str], list[list[str]]]] = {
     "decide": (["MODEL", "INPUT"], [["--json"], ["--seed", "3"]]),
     "extract": (["MODEL", "INPUT"], [["--json"], ["--seed", "3"]]),
     "solve": (["PUZZLE"], [["--json"], ["--seed", "3"]]),
+    "play": (["MODEL"], [["--no-open"], ["--port", "3"]]),
     "serve": (["MODEL"], [["--exact"], ["--port", "3"]]),
     "run-batch": (["MODEL", "IN", "OUT"], [["--exact"], ["--max-num-seqs", "3"]]),
     "train": (["RECIPE", "lr=1", "steps=2"], [["--dry-run"], ["--threads", "3"]]),

@@ -144,3 +144,14 @@ def test_mistakes_are_named(
         status = int(end.code or 0)
     assert status == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_page_holds_the_trace_and_refuses_a_place_it_cannot_write(
+    solved: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "solved.html"
+    assert run(capsys, "html", solved, str(page)) == (0, "", "")
+    assert '"format":"dgemma-trace"' in page.read_text()
+    status, _, err = run(capsys, "html", solved, str(tmp_path / "none" / "x.html"))
+    assert status == 2
+    assert "cannot be written" in err

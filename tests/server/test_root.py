@@ -16,7 +16,7 @@ LINKS = ["/docs", "/openapi.json", "/health", "/v1/models"]
 
 
 def test_programs_get_json_and_browsers_a_page_over_a_socket() -> None:
-    with on_a_port(app_of(served_model_name="bundled:text")) as address:
+    with on_a_port(app_of(served_model_name="bundled:text", playground=False)) as address:
         told = httpx2.get(f"{address}/")
         assert told.headers["content-type"] == "application/json"
         assert told.json() == {
@@ -40,7 +40,7 @@ def test_programs_get_json_and_browsers_a_page_over_a_socket() -> None:
 
 @pytest.mark.parametrize("headers", [{}, BROWSER])
 def test_without_a_key_it_says_what_health_says(headers: dict[str, str]) -> None:
-    keyed = app_of(api_keys=("k",), served_model_name="secret-model")
+    keyed = app_of(api_keys=("k",), served_model_name="secret-model", playground=False)
     response = ask(keyed, "GET", "/", headers=headers)
     assert response.status_code == 200
     if headers:

@@ -24,6 +24,7 @@ COMMANDS = {
     "decide": "answer questions about a text, with probabilities",
     "extract": "a record out of a message: who, when, how many",
     "solve": "solve a Sudoku, offline, with the bundled model",
+    "play": "try models in the browser: chat, fill, edit, Sudoku, canvases",
     "serve": "serve a model over HTTP, to OpenAI's clients",
     "run-batch": "answer a file of requests, resumably",
     "train": "fine-tune a model, resumably",

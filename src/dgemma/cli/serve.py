@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from dgemma.cli.playground_facts import playground_facts
 from dgemma.cli.server_options import (
     LOAD_FLAGS,
     SERVER_FLAGS,
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         engine, text = open_service(
             args.model, options, settings, queue_len=settings.queue_len, log=LOGGER.info
         )
-        serve(settings, engine, text, listener)
+        facts = playground_facts(args.model, settings, engine.model, text) if settings.playground else None
+        serve(settings, engine, text, listener, facts)
     exit_without_threads(0)
     return 0

@@ -180,6 +180,7 @@ SERVER_FLAGS = (
     Flag("--queue-len", "queue_len", int, "N", "requests that may wait"),
     Flag("--share-prefixes", "share_prefixes", bool, "", "one prefix cache for clients of all API keys"),
     Flag("--traces", "traces", bool, "", "clients may ask for every step of their canvases"),
+    Flag("--playground", "playground", bool, "", "a page at / for browsers; it shows canvases with --traces"),
     Flag("--step-timeout", "step_timeout_s", float, "SECONDS",
          "a step that takes longer restarts the engine"),
     Flag("--requests-per-minute", "requests_per_minute", float, "N", "of one API key", unset="no limit"),

@@ -4,6 +4,7 @@
 
   show FILE              play it on the terminal: play, pause, step, jump
   svg FILE OUT.svg       some of its steps as a picture; png and gif likewise
+  html FILE OUT.html     a page that plays it in any browser, offline
   diff FILE FILE         where two runs part, and by how much
   replay FILE [MODEL]    run it again: token for token the same, or where not
   stats FILE...          how canvases settle: steps, revisions, the last positions"""
@@ -22,6 +23,7 @@ from dgemma.cli.views.terminal import print_styled, supports_escapes
 from dgemma.errors import InputError
 from dgemma.trace.compare import TraceDiff
 from dgemma.trace.frames import Frame, make_frames
+from dgemma.trace.html import to_html
 from dgemma.trace.stats import TraceStats, trace_stats
 from dgemma.trace.svg import COLUMNS, chosen_frames, to_svg
 from dgemma.trace.trace import Trace, TraceRequest
@@ -32,11 +34,12 @@ EXAMPLES = (
     "  dgemma solve --band hard --trace puzzle.trace\n"
     "  dgemma trace show puzzle.trace\n"
     "  dgemma trace svg puzzle.trace puzzle.svg --frames 5\n"
+    "  dgemma trace html puzzle.trace puzzle.html\n"
     "  dgemma trace replay puzzle.trace bundled:sudoku\n"
     "  dgemma trace diff fp32.trace int8.trace\n"
     "  dgemma trace stats *.trace --json"
 )
-ACTIONS = ("show", "svg", "png", "gif", "diff", "replay", "stats")
+ACTIONS = ("show", "svg", "png", "gif", "html", "diff", "replay", "stats")
 DIFFERENT = 1  # exit status of diff and replay
 
 
@@ -79,7 +82,17 @@ def run(args: argparse.Namespace) -> int:
         return _show(_frames(read_trace(files[0]), args.request))
     if len(files) != 2:
         args.parser.error(f"{args.action} takes a trace and the file to write")
+    if args.action == "html":
+        _write_page(read_trace(files[0]), Path(files[1]))
+        return 0
     return _draw(_frames(read_trace(files[0]), args.request), Path(files[1]), args)
+
+
+def _write_page(trace: Trace, out: Path) -> None:
+    try:
+        out.write_text(to_html(trace, out.stem), encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror or error}.") from None
 
 
 def _frames(trace: Trace, number: int | None) -> list[Frame]:

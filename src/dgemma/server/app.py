@@ -27,8 +27,10 @@ from dgemma.server.http.middleware import RequestMiddleware
 from dgemma.server.http.response import ComputedResponse, GeneratedResponse
 from dgemma.server.http.root import OPENAPI_PATH, ROOT_PATH, show_root
 from dgemma.server.http.settings import Settings
+from dgemma.server.http.web_files import FILES_PATH, file_response, web_files
 from dgemma.server.infill.router import INFILL
 from dgemma.server.pipeline import Endpoint, TextEndpoint
+from dgemma.server.playground import FACTS_PATH, PlaygroundFacts, facts_response
 from dgemma.server.protocol import ResponseModel
 from dgemma.server.state import ServerState
 from dgemma.server.text import TextService
@@ -47,12 +49,14 @@ ENDPOINTS: tuple[Endpoint | TextEndpoint, ...] = (
 )
 _OTHER_PATHS = (
     models.MODELS_PATH, health.HEALTH_PATH, health.READY_PATH, health.METRICS_PATH, OPENAPI_PATH, DOCS_PATH,
-    ROOT_PATH,
+    ROOT_PATH, FACTS_PATH,
 )  # fmt: skip
 
 
-def create_app(settings: Settings, engine: EngineService, text: TextService) -> RequestMiddleware:
-    """An ASGI application that serves one engine."""
+def create_app(
+    settings: Settings, engine: EngineService, text: TextService, facts: PlaygroundFacts | None = None
+) -> RequestMiddleware:
+    """An ASGI application that serves one engine. facts: for the playground; None: it has no modes."""
     state = ServerState(settings=settings, engine=engine, text=text)
     app = FastAPI(
         title="dgemma",
@@ -69,6 +73,8 @@ def create_app(settings: Settings, engine: EngineService, text: TextService) -> 
         _add_endpoint(app, state, endpoint)
     _add_get_routes(app, state)
     _add_pages(app, state)
+    if settings.playground:
+        _add_playground(app, facts or PlaygroundFacts(models=()))
     for kind in (DgemmaError, Exception):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(HTTPException, _on_routing_error)
@@ -147,6 +153,20 @@ def _add_pages(app: FastAPI, state: ServerState) -> None:
     @app.get(ROOT_PATH, include_in_schema=False)
     async def root(request: Request) -> Response:
         return show_root(state, request)
+
+
+def _add_playground(app: FastAPI, facts: PlaygroundFacts) -> None:
+    """The page itself is the root's. The facts name the model, and so need a key where keys are needed."""
+
+    @app.get(FACTS_PATH, include_in_schema=False)
+    async def tell() -> Response:
+        return facts_response(facts)
+
+    @app.get(FILES_PATH + "{name}", include_in_schema=False)
+    async def send_file(request: Request, name: str) -> Response:
+        if FILES_PATH + name not in web_files():
+            raise HTTPException(404)
+        return file_response(request, FILES_PATH + name)
 
 
 def _schema(app: FastAPI, state: ServerState) -> dict[str, Any]:

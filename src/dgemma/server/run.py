@@ -11,9 +11,12 @@ import socket
 import ssl
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
+from starlette.types import Receive, Scope, Send
 
 from dgemma.engine.service import EngineDeadError, EngineService
 from dgemma.errors import InputError
@@ -21,8 +24,8 @@ from dgemma.server.app import create_app
 from dgemma.server.http.auth import read_keys
 from dgemma.server.http.connections import QuietAccept, bounded_protocol
 from dgemma.server.http.log import LOGGER, configure_log
-from dgemma.server.http.middleware import RequestMiddleware
 from dgemma.server.http.settings import Settings
+from dgemma.server.playground import PlaygroundFacts
 from dgemma.server.text import TextService
 
 # Requests that still run after draining have passed their time limit.
@@ -30,20 +33,48 @@ _END_WITHIN_S = 2
 _M_ARENA_MAX = -8  # of malloc.h
 
 
+class ServedState(Protocol):
+    """What the process needs to know of its app: of one model, or of several."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def num_active(self) -> int: ...
+    @property
+    def failure(self) -> str | None: ...
+    async def drain(self) -> bool: ...
+
+
+class ServedApp(Protocol):
+    @property
+    def state(self) -> ServedState: ...
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
 def serve(
-    settings: Settings, engine: EngineService, text: TextService, listener: socket.socket | None = None
+    settings: Settings,
+    engine: EngineService,
+    text: TextService,
+    listener: socket.socket | None = None,
+    facts: PlaygroundFacts | None = None,
+    on_start: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until a signal. The first one (SIGTERM, Ctrl-C) drains, the second ends at once.
 
     `listener`: made by `listen` before the model is loaded, so that a port in use fails early.
     """
-    configure_log(sys.stderr, settings.log_format)
+    listener = listener or listen(settings.host, settings.port)
+    serve_app(create_app(settings, engine, text, facts), listener, on_start)
+
+
+def serve_app(app: ServedApp, listener: socket.socket, on_start: Callable[[str], None] | None = None) -> None:
+    """`on_start`: called in the event loop with the address, when clients can connect."""
+    configure_log(sys.stderr, app.state.settings.log_format)
     # The engine needs the interpreter lock again after each operation, and a thread that compiles a response
     # format gives it up only after this time (by default 5 ms).
     sys.setswitchinterval(0.0005)
     _limit_malloc_arenas()
-    listener = listener or listen(settings.host, settings.port)
-    server = DrainingServer(create_app(settings, engine, text))
+    server = DrainingServer(app, on_start)
     server.run(sockets=[listener])
     if server.has_failed:
         raise EngineDeadError("the engine has stopped, and so does the server; the log says why.")
@@ -68,7 +99,7 @@ def exit_without_threads(status: int) -> None:
 class DrainingServer(uvicorn.Server):
     """uvicorn, but the first signal drains before the server stops."""
 
-    def __init__(self, app: RequestMiddleware) -> None:
+    def __init__(self, app: ServedApp, on_start: Callable[[str], None] | None = None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -84,6 +115,7 @@ class DrainingServer(uvicorn.Server):
             )
         )
         self._state = app.state
+        self._on_start = on_start
         self._was_signalled = False
         self._draining: asyncio.Task[None] | None = None
         self.has_failed = False  # the engine stopped for good: the process ends for its supervisor
@@ -95,15 +127,19 @@ class DrainingServer(uvicorn.Server):
         self._loop.set_exception_handler(QuietAccept())
         settings = self._state.settings
         host, port = self.servers[0].sockets[0].getsockname()[:2]
+        address = _address(host, port, is_tls=settings.tls_cert is not None)
         _log_event(
             "listening",
             host=host,
             port=port,
-            address=_address(host, port, is_tls=settings.tls_cert is not None),
+            address=address,
             model=settings.served_model_name,
         )
         if not settings.is_loopback and not settings.has_keys:
             _log_event("every client that reaches this port is served; set an API key", level=logging.WARNING)
+
+        if self._on_start is not None:
+            self._on_start(address)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None or self._was_signalled:
@@ -114,7 +150,7 @@ class DrainingServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self.begin_drain)
 
     async def on_tick(self, counter: int) -> bool:
-        if self._state.engine.stats().failure is not None and not self._was_signalled:
+        if self._state.failure is not None and not self._was_signalled:
             self.has_failed = self.should_exit = True
             _log_event("the engine has stopped; the server ends", level=logging.ERROR)
         return await super().on_tick(counter)
@@ -125,7 +161,7 @@ class DrainingServer(uvicorn.Server):
             self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        _log_event("draining", requests=self._state.admission.num_active)
+        _log_event("draining", requests=self._state.num_active)
         try:
             all_answered = await self._state.drain()
             _log_event("drained" if all_answered else "drained, but some answers took too long")

@@ -48,6 +48,16 @@ class ServerState:
             calibration=self.calibration,
         )
 
+    @property
+    def num_active(self) -> int:
+        """Requests being answered."""
+        return self.admission.num_active
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine has stopped for good."""
+        return self.engine.stats().failure
+
     async def drain(self) -> bool:
         """Admit no more requests, and finish the admitted ones -> whether all finished in time.
 

@@ -75,6 +75,10 @@ class CheckpointText:
         self._template = template
         self._token_texts = TokenTexts(tokenizer)  # of the whole vocabulary, made at its first use
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

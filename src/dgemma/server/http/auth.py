@@ -26,6 +26,7 @@ from dgemma.errors import InputError, suggestion
 from dgemma.server.http.api_key import ANONYMOUS, ApiKey, KeyLimits
 from dgemma.server.http.errors import ApiError
 from dgemma.server.http.log import LOGGER
+from dgemma.server.http.web_files import web_files
 
 OPEN_PATHS = ("/health", "/ready")
 # Without a key it says no more than they do.
@@ -46,12 +47,15 @@ class ApiKeyAuth:
         file: Path | None = None,
         *,
         limits: KeyLimits = ANONYMOUS.limits,
+        has_page: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """limits: of each key that the file gives none of its own."""
+        """limits: of each key that the file gives none of its own. has_page: the files of the playground
+        need no key: they are those of every server, and the page asks for the key."""
         self._fixed = [_named_by_digest(key, limits) for key in keys]
         self._file = file
         self._limits = limits
+        self._open_paths = {*OPEN_PATHS, *(web_files() if has_page else ())} - {_ROOT}
         self._clock = clock
         self._looked = clock()
         self._signature = _signature(file)
@@ -64,7 +68,7 @@ class ApiKeyAuth:
     def check(self, scope: Scope) -> ApiKey:
         """The key of a request. One without a valid key is refused, if keys are configured."""
         self._read_again()
-        if not self.is_required or scope["path"] in OPEN_PATHS:
+        if not self.is_required or scope["path"] in self._open_paths:
             return ANONYMOUS
         headers = [value for name, value in scope["headers"] if name == b"authorization"]
         if scope["path"] == _ROOT and not headers:

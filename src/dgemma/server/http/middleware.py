@@ -34,7 +34,9 @@ class RequestMiddleware:
             max_num_seqs=settings.max_key_seqs,
             compile_seconds_per_minute=settings.compile_seconds_per_minute,
         )
-        self._auth = ApiKeyAuth(settings.api_keys, settings.api_key_file, limits=limits)
+        self._auth = ApiKeyAuth(
+            settings.api_keys, settings.api_key_file, limits=limits, has_page=settings.playground
+        )
         self.tracing = open_tracing()
         self._entry: ASGIApp = self._handle
         if settings.cors_origins:
@@ -75,7 +77,7 @@ class RequestMiddleware:
 
         try:
             _check_framing(scope)
-            _check_host(scope, self.state.settings)
+            check_host(scope, self.state.settings)
             record.key = self._auth.check(scope)
             await self._app(scope, receive, recorded_send)
         except asyncio.CancelledError:  # the server ends at once
@@ -133,7 +135,7 @@ def _check_framing(scope: Scope) -> None:
         raise _closing("the request has two Content-Length or two Host headers; send one.")
 
 
-def _check_host(scope: Scope, settings: Settings) -> None:
+def check_host(scope: Scope, settings: Settings) -> None:
     """On a loopback address: refuse the name of another host, which a web page can make point here."""
     if not settings.is_loopback and not settings.allowed_hosts:
         return

@@ -11,6 +11,7 @@ from dgemma.server.http.health import HEALTH_PATH, health
 from dgemma.server.http.html_page import escaped, html_response, whole_page
 from dgemma.server.http.log import record_of
 from dgemma.server.http.models import MODELS_PATH
+from dgemma.server.http.web_files import file_response
 from dgemma.server.protocol import ResponseModel
 from dgemma.server.state import ServerState
 
@@ -34,6 +35,8 @@ def show_root(state: ServerState, request: Request) -> Response:
     """What this is. A client without a key learns what /health says, where keys are needed."""
     info = _describe(state, is_known=not state.settings.has_keys or bool(record_of(request.scope).key.name))
     if prefers_html(request.headers.get("accept", "")):
+        if state.settings.playground:
+            return file_response(request, ROOT_PATH, vary="Accept, Accept-Encoding, Authorization")
         return html_response(_page(info), **_VARY)
     return Response(info.to_json(), media_type="application/json", headers=_VARY)
 

@@ -80,6 +80,8 @@ class Settings:
     """Whether clients of different API keys share the prefix cache."""
     traces: bool = False
     """Whether clients may ask for the trace of their request: every step of its canvases."""
+    playground: bool = True
+    """Whether browsers get the playground's page at /."""
     step_timeout_s: float = 120.0
     """A step that takes longer, and ten times as long as any before, restarts the engine."""
 
