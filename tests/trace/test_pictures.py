@@ -54,7 +54,7 @@ def trace_of(texts: list[str]) -> Trace:
     return Trace(requests=(request,), texts=dict(zip(tokens, texts, strict=True)))
 
 
-@pytest.mark.parametrize("text", hostile_texts())
+@pytest.mark.parametrize("text", hostile_texts(), ids=map(str, range(200)))
 def test_hostile_text_is_shown_as_text(text: str) -> None:
     shown = visible(text)
     assert len(shown) <= 3 * 60 + 1

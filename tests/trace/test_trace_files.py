@@ -151,6 +151,7 @@ def test_a_wrong_field_is_named_or_means_something(
         (gzip.compress(HEAD + b"7"), "line 2"),
         (gzip.compress(HEAD + b'{"what":{}}'), "'what'"),
     ],
+    ids=map(str, range(16)),  # bytes of gzip hold the time
 )
 def test_what_is_no_trace_is_refused_by_name(content: bytes, message: str) -> None:
     with pytest.raises(InputError, match=message):
