@@ -30,24 +30,24 @@ recipe = Recipe(
     out="runs/sudoku/distill",
     data=DataRecipe(records=puzzles, max_length=EXAMPLE_LEN, shuffle=False),
     held_out=HeldOutRecipe(
-        data=DataRecipe(records=unseen, max_length=EXAMPLE_LEN, shuffle=False), every=250, examples=256
+        data=DataRecipe(records=unseen, max_length=EXAMPLE_LEN, shuffle=False), every=110, examples=128
     ),
     train="all",
     freeze=(),
     objective="distill",
     rollout=RolloutRecipe(steps=16, states=4),
-    noise=NoiseRecipe(encoder_weight=0.0),
+    noise=NoiseRecipe(encoder_weight=0.1),  # without, the causal side is lost
     optimizer=OptimizerRecipe(
         kind="muon",
-        learning_rate=2e-3,
+        learning_rate=5e-4,
         betas=(0.9, 0.99),
         weight_decay=1e-2,
         warmup=0.02,
         decay="linear",
         final=0.02,
     ),
-    steps=420,
+    steps=330,
     batch=32,
-    precision="fp32",
+    precision="bf16",
     saving=SavingRecipe(every=50),
 )
