@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dgemma.engine.model_runner import CAUSAL_STEP, log_probs, scan_rows
+from dgemma.engine.causal_sampling import CAUSAL_STEP
+from dgemma.engine.model_runner import log_probs, scan_rows
 from dgemma.engine.output import OutputBuilder
 from dgemma.engine.request import resolve_max_tokens
 from dgemma.events import Answer, Timings

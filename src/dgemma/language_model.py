@@ -109,6 +109,15 @@ def load(
     return lm
 
 
+class GenerateArguments(GenerateOptions, total=False):
+    """Keyword arguments of `LanguageModel.generate`, which explains them."""
+
+    seeds: Sequence[int] | None
+    preset: str | None
+    sampler: Sampler | None
+    pins: Mapping[int, int | Sequence[int]] | None
+
+
 class LanguageModel(BlockDiffusionModel):
     """A model ready to run. Make one with `dgemma.load`.
 
@@ -247,47 +256,15 @@ class LanguageModel(BlockDiffusionModel):
     # A str is a Sequence[str] of characters to a type checker; the first overload wins.
     @overload
     def generate(  # type: ignore[overload-overlap]
-        self,
-        prompt: str,
-        *,
-        seeds: Sequence[int] | None = None,
-        preset: str | None = None,
-        sampler: Sampler | None = None,
-        pins: Mapping[int, int | Sequence[int]] | None = None,
-        **options: Unpack[GenerateOptions],
+        self, prompt: str, **options: Unpack[GenerateArguments]
     ) -> Answer: ...
     @overload
-    def generate(
-        self,
-        prompt: Sequence[str],
-        *,
-        seeds: Sequence[int] | None = None,
-        preset: str | None = None,
-        sampler: Sampler | None = None,
-        pins: Mapping[int, int | Sequence[int]] | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> list[Answer]: ...
+    def generate(self, prompt: Sequence[str], **options: Unpack[GenerateArguments]) -> list[Answer]: ...
+    @overload
+    def generate(self, prompt: Sequence[int], **options: Unpack[GenerateArguments]) -> Answer: ...
     @overload
     def generate(
-        self,
-        prompt: Sequence[int],
-        *,
-        seeds: Sequence[int] | None = None,
-        preset: str | None = None,
-        sampler: Sampler | None = None,
-        pins: Mapping[int, int | Sequence[int]] | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> Answer: ...
-    @overload
-    def generate(
-        self,
-        prompt: Sequence[Sequence[int]],
-        *,
-        seeds: Sequence[int] | None = None,
-        preset: str | None = None,
-        sampler: Sampler | None = None,
-        pins: Mapping[int, int | Sequence[int]] | None = None,
-        **options: Unpack[GenerateOptions],
+        self, prompt: Sequence[Sequence[int]], **options: Unpack[GenerateArguments]
     ) -> list[Answer]: ...
 
     def generate(

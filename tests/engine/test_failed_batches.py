@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dgemma.engine import batch_runner, model_runner
 from dgemma.engine import engine as engine_module
-from dgemma.engine import model_runner
 from dgemma.engine.canvas_store import CanvasStore
 from dgemma.engine.engine import Engine
 from dgemma.engine.kv_cache_manager import KVCacheManager
@@ -208,7 +208,7 @@ def test_memory_that_runs_out_halves_the_batch_and_changes_no_answer() -> None:
 
 
 def test_larger_batches_are_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "_CALM_STEPS", 2)
+    monkeypatch.setattr(batch_runner, "_CALM_STEPS", 2)
     requests = [replace(REQUESTS[0], seed=seed) for seed in range(4)]
     sizes: list[int] = []
 

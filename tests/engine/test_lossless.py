@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dgemma.engine import decode_cost, model_runner
+from dgemma.engine import causal_sampling, decode_cost
 from dgemma.engine import engine as engine_module
 from dgemma.engine.decode_cost import DecodeChooser, DecodeCost
 from dgemma.engine.engine import Engine
@@ -204,7 +204,7 @@ def test_no_answer_differs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_token_too_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = model_runner.verify_drafts
+    plain = causal_sampling.verify_drafts
 
     def verify(model: Any, sequences: Any, hidden: Any) -> Any:
         found = []
@@ -220,12 +220,12 @@ def test_a_token_too_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_noise_number_used_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = model_runner._wanted_tokens
+    plain = causal_sampling._wanted_tokens
 
     def wanted(sequence: SequenceState) -> Any:
         return [replace(token, index=token.index // 2 * 2) for token in plain(sequence)]
 
-    monkeypatch.setattr(model_runner, "_wanted_tokens", wanted)
+    monkeypatch.setattr(causal_sampling, "_wanted_tokens", wanted)
     assert differences(monkeypatch) > 10
 
 

@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from dgemma.engine.batch_runner import BatchRunner, Fault
 from dgemma.engine.canvas_store import CanvasStore
+from dgemma.engine.causal_sampling import draft_tokens, sample_tokens, score_tokens, verify_drafts
 from dgemma.engine.constraint_state import ConstraintState
 from dgemma.engine.decode_cost import DecodeChooser, DecodeCost
 from dgemma.engine.kv_cache_manager import KVCacheManager
@@ -26,12 +28,8 @@ from dgemma.engine.model_runner import (
     PromptChunk,
     Stepped,
     canvas_pins,
-    draft_tokens,
     forward,
     sample_canvases,
-    sample_tokens,
-    score_tokens,
-    verify_drafts,
 )
 from dgemma.engine.output import OutputBuilder
 from dgemma.engine.request import EngineRequest, PinnedTokens, ValidatedRequest, validate_request
@@ -61,12 +59,6 @@ _FIRST_TURNS, _LAST_TURNS = 1, 3
 # Positions of one vocabulary scan: its tensors grow with them, and large ones are slow to allocate on a CPU
 # (a fifth of a step of 16 canvases, measured).
 _MAX_POSITIONS = 1024
-
-# Steps without a shortage of memory after which larger batches are tried again.
-_CALM_STEPS = 64
-
-Fault = Callable[[str, Sequence[int]], None]
-"""A hook for tests: called with request ids before (`point`) and after (`point_done`) what may fail."""
 
 
 @dataclass(frozen=True)
@@ -116,15 +108,13 @@ class Engine:
         self.num_computed = 0  # sequences of the last step
         self._outputs: list[tuple[int, Event | Failed]] = []
         self._hit_tokens = 0
-        self._max_rows = limits.max_num_seqs  # of one forward; lower for a while after memory ran out
-        self._calm_steps = 0  # since then
+        self._batches = BatchRunner(limits.max_num_seqs, self._fail, fault)
         names = (
             "steps",
             "prefill_tokens",
             "denoise_forwards",
             "commit_tokens",
             "verify_tokens",
-            "out_of_memory",
         )
         self._counters = dict.fromkeys(names, 0)
 
@@ -162,7 +152,7 @@ class Engine:
             window_blocks_total=self._kv_manager.window.size,
             num_waiting=self._scheduler.num_waiting,
             prefix_hit_tokens=self._hit_tokens,
-            counters=dict(self._counters),
+            counters={**self._counters, "out_of_memory": self._batches.num_out_of_memory},
         )
 
     def validate(self, request: EngineRequest, *, prompt_name: str = "the prompt") -> ValidatedRequest:
@@ -264,10 +254,11 @@ class Engine:
         batch = [(self._sequences[w.request_id], w) for w in plan.scheduled if w.request_id not in paused]
         self._scheduled = {scheduled.request_id: scheduled for _, scheduled in batch}
         for group in _group_by(batch, lambda item: item[0].request.adapter):
-            for begin in range(0, len(group), self._max_rows):
-                rows = group[begin : begin + self._max_rows]
+            max_rows = self._batches.max_rows
+            for begin in range(0, len(group), max_rows):
+                rows = group[begin : begin + max_rows]
                 self._compute(self._models[group[0][0].request.adapter], rows)
-        self._restore_batch()
+        self._batches.end_step()
         self.num_computed = len(batch)
         if batch:
             self._counters["steps"] += 1
@@ -280,7 +271,7 @@ class Engine:
     def _compute(self, model: Transformer, batch: Sequence[tuple[SequenceState, ScheduledSequence]]) -> None:
         """Run a step of all sequences under one adapter: forward, store, sample, process outputs."""
         to_sample: list[tuple[SequenceState, ScheduledSequence, Tensor]] = []
-        for (sequence, scheduled), computed in self._run_batched(
+        for (sequence, scheduled), computed in self._batches.run(
             "forward", batch, lambda items: self._forward(model, items)
         ):
             hidden = computed.hidden
@@ -292,7 +283,7 @@ class Engine:
             together = max(1, _MAX_POSITIONS // alike[0][2].shape[0])
             for begin in range(0, len(alike), together):
                 some = alike[begin : begin + together]
-                for (sequence, scheduled, _), (sample, stepped) in self._run_batched(
+                for (sequence, scheduled, _), (sample, stepped) in self._batches.run(
                     "sample", some, lambda items: self._sample(model, items)
                 ):
                     # Counted here, not in `_sample`, which is repeated when a batch fails.
@@ -570,42 +561,6 @@ class Engine:
             self._release(sequence, reusable=False)
         self._emit(sequence, Failed(row=sequence.request.row, error=error))
 
-    def _run_batched(
-        self,
-        point: str,
-        items: Sequence[tuple[SequenceState, *tuple[Any, ...]]],
-        compute: Callable[[Any], Sequence[Result]],
-    ) -> list[tuple[Any, Result]]:
-        """Run `compute` for the batch; if that fails, for each item alone, so that only the faulty one fails.
-
-        So `compute` may be repeated: it changes nothing that it reads. The caller writes its results, for
-        each request alone (`_run_isolated`).
-        """
-        request_ids = [item[0].request_id for item in items]
-        try:
-            self._fault(point, request_ids)
-            found = list(zip(items, compute(items), strict=True))
-            self._fault(f"{point}_done", request_ids)
-            return found
-        except Exception as error:
-            if len(items) == 1:
-                self._fail(items[0][0], error)
-                return []
-            size = 1
-            if is_out_of_memory(error):  # nobody's fault: a smaller batch needs less
-                size = self._max_rows = max(1, len(items) // 2)
-                self._calm_steps = 0
-                self._counters["out_of_memory"] += 1
-        parts = [items[begin : begin + size] for begin in range(0, len(items), size)]
-        return [pair for part in parts for pair in self._run_batched(point, part, compute)]
-
-    def _restore_batch(self) -> None:
-        """Double the rows of a forward again, once memory has sufficed for a while."""
-        self._calm_steps += 1
-        if self._calm_steps >= _CALM_STEPS and self._max_rows < self._limits.max_num_seqs:
-            self._max_rows = min(2 * self._max_rows, self._limits.max_num_seqs)
-            self._calm_steps = 0
-
     def _run_isolated(self, sequence: SequenceState, act: Callable[..., Result], *args: Any) -> Result | None:
         """The result of `act`; if it fails, only `sequence` fails, and no event of `act` is emitted."""
         outputs = len(self._outputs)
@@ -625,13 +580,6 @@ def _canvas_params(params: GenerationParams, decode: str) -> GenerationParams:
     if decode in ("verified", "lossless", "auto"):
         return replace(params, max_denoising_steps=params.draft_steps)
     return params
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed. torch on a CPU raises a RuntimeError that only its text tells."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def _pinned_log_probs(

@@ -1,13 +1,13 @@
 """Runs what the scheduler decided: one forward for the whole batch, then the sampling step of its rows.
 
-`forward` is one pass over the weights for prompt chunks and canvases; `sample_canvases` and `sample_tokens`
-turn hidden states into sampled tokens by a vocabulary scan over rows with the same options. There is no
-logits processor: logits are never held as a whole, so bias, truncation and constraints are part of the scan.
+`forward` is one pass over the weights for prompt chunks and canvases; `sample_canvases` turns hidden states
+into tokens by a vocabulary scan over rows with the same options (causal_sampling.py: left to right). There is
+no logits processor: logits are never held as a whole, so bias, truncation and constraints are part of the
+scan.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -125,7 +125,7 @@ def scan_rows(
             scans.append(_read_token(*arguments))
         else:
             scans.append(_read(*arguments, None if pins is None else pins[part]))
-    return _stack_rows(scans)
+    return stack_rows(scans)
 
 
 def sample_step(
@@ -250,7 +250,7 @@ def scan_constrained_rows(
                 num_top_k=params.logprobs or 0,
             )
         )
-    return _stack_rows(scans)
+    return stack_rows(scans)
 
 
 def _read(
@@ -345,7 +345,7 @@ def _read_token(
     return scan
 
 
-def _stack_rows(scans: Sequence[VocabScan]) -> VocabScan:
+def stack_rows(scans: Sequence[VocabScan]) -> VocabScan:
     if len(scans) == 1:
         return scans[0]
     joined: dict[str, Any] = {}
@@ -356,14 +356,6 @@ def _stack_rows(scans: Sequence[VocabScan]) -> VocabScan:
         else:
             joined[field.name] = None if values[0] is None else torch.cat(values)
     return VocabScan(**joined)
-
-
-# The step index of a causal sample in its random counter: no canvas takes so many steps.
-CAUSAL_STEP = (1 << 32) - 1
-
-# Positions whose logits are held at once when a text is scored, or a draft verified.
-_SCORE_BLOCK = 64
-_VERIFY_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -391,7 +383,7 @@ def sample_canvases(
         key,
         first.sampler,
         first.request.params,
-        _bias(model, sequences, hidden.device),
+        logit_bias(model, sequences, hidden.device),
         [sequence.pins for sequence in sequences],
         None
         if first.constraint_state is None
@@ -399,7 +391,7 @@ def sample_canvases(
     )
     # The only host sync of a step.
     settled = state.settled.tolist()
-    top_k = _rows(log_probs(scan), len(sequences))
+    top_k = split_rows(log_probs(scan), len(sequences))
     watched = [
         _watched(model, sequence.pins, hidden[row]) if settled[row] else ()
         for row, sequence in enumerate(sequences)
@@ -409,148 +401,6 @@ def sample_canvases(
     soft = scan.soft
     stepped = [Stepped(_part(state, row), None if soft is None else soft[row]) for row in rows]
     return list(zip(samples, stepped, strict=True))
-
-
-@dataclass(frozen=True)
-class NextToken:
-    """A token to be sampled left to right."""
-
-    sequence: SequenceState
-    index: int  # in the answer: its noise depends on it alone
-    state: int  # of the constraint's DFA before it
-
-
-def sample_tokens(
-    model: Transformer, sequences: Sequence[SequenceState], hidden: Tensor
-) -> list[SampleOutput]:
-    """The next token of causal sequences, from `hidden` [rows, 1, hidden]."""
-    wanted = [NextToken(sequence, len(sequence.output.tokens), _state(sequence)) for sequence in sequences]
-    scan = _scan_tokens(model, wanted, hidden)
-    top_k = _rows(log_probs(scan), len(sequences))
-    return [SampleOutput(*row, settled=True) for row in zip(scan.sampled, scan.entropy, top_k, strict=True)]
-
-
-def verify_drafts(
-    model: Transformer, sequences: Sequence[SequenceState], hidden: Sequence[Tensor]
-) -> list[SampleOutput]:
-    """The next tokens of sequences with a draft, from `hidden` [1 + draft, hidden] of each: of the context's
-    last token, and of the draft.
-
-    Each position gets the token that causal decoding would sample there, with the same noise. The draft is
-    accepted while its tokens are these tokens; the first one that is not is replaced, and ends the output. A
-    draft that is accepted as a whole is followed by one more token. So the output is the causal one, whatever
-    the draft. "verified" also accepts a token that is likely enough to the causal pass.
-    """
-    wanted = [_wanted_tokens(sequence) for sequence in sequences]
-    flat = [token for tokens in wanted for token in tokens]
-    states = torch.cat([own[: len(tokens)] for own, tokens in zip(hidden, wanted, strict=True)])
-    found: list[SampleOutput] = []
-    scans = [
-        _scan_tokens(model, flat[begin : begin + _VERIFY_BLOCK], states[begin : begin + _VERIFY_BLOCK, None])
-        for begin in range(0, len(flat), _VERIFY_BLOCK)
-    ]
-    scan = _stack_rows(scans)
-    top_k = log_probs(scan)
-    sampled, begin = scan.sampled[:, 0].tolist(), 0
-    for sequence, tokens, own in zip(sequences, wanted, hidden, strict=True):
-        assert sequence.draft is not None
-        likely = _are_likely(model, sequence, own)
-        rows = slice(begin, begin + len(tokens))
-        accepted = 0
-        for draft, token, is_likely in zip(sequence.draft, sampled[rows], likely, strict=False):
-            if token != draft and not is_likely:
-                break
-            accepted += 1
-        # Of a draft that was cut short by max_tokens or by the language, nothing comes after it.
-        count = min(accepted + 1, len(tokens))
-        guess = [*sequence.draft[:accepted], *sampled[rows][accepted:]][:count]
-        some = slice(begin, begin + count)
-        found.append(
-            SampleOutput(
-                torch.tensor(guess),
-                scan.entropy[some, 0],
-                None if top_k is None else TopK(top_k.tokens[some, 0], top_k.logits[some, 0]),
-                settled=True,
-                accepted=min(accepted, count),
-            )
-        )
-        begin += len(tokens)
-    return found
-
-
-def draft_tokens(model: Transformer, sequence: SequenceState, sample: SampleOutput, hidden: Tensor) -> Tensor:
-    """The draft of a settled canvas, from `hidden` [canvas, hidden] of its last step.
-
-    At a temperature above 0 it is sampled with the noise that the causal pass will use: two distributions
-    that are alike then mostly give the same token, however flat they are.
-    """
-    if sequence.request.params.temperature == 0 or sequence.constraint_state is not None:
-        return sample.guess
-    begin = len(sequence.output.tokens)
-    wanted = [NextToken(sequence, begin + at, 0) for at in range(len(hidden))]
-    blocks = range(0, len(wanted), _VERIFY_BLOCK)
-    scans = [
-        _scan_tokens(model, wanted[at : at + _VERIFY_BLOCK], hidden[at : at + _VERIFY_BLOCK, None])
-        for at in blocks
-    ]
-    return _stack_rows(scans).sampled[:, 0]
-
-
-def _wanted_tokens(sequence: SequenceState) -> list[NextToken]:
-    """Those of a draft, and the one after it; as far as max_tokens and the constraint allow."""
-    assert sequence.draft is not None
-    begin = len(sequence.output.tokens)
-    count = min(len(sequence.draft) + 1, sequence.output.max_tokens - begin)
-    states = [0] * count
-    if sequence.constraint_state is not None:
-        states = sequence.constraint_state.states_along(begin, sequence.draft[: count - 1])
-    return [NextToken(sequence, begin + at, state) for at, state in enumerate(states)]
-
-
-def _are_likely(model: Transformer, sequence: SequenceState, hidden: Tensor) -> Sequence[bool]:
-    """Whether "verified" accepts each token of the draft for its causal probability."""
-    draft = sequence.draft or []
-    if sequence.decode != "verified":
-        return [False] * len(draft)
-    least = math.log(max(sequence.request.params.verify_threshold, 1e-30))
-    begin = len(sequence.context) - 1
-    return [score >= least for score in score_tokens(model, hidden[: len(draft)], draft, begin)]
-
-
-def _scan_tokens(model: Transformer, wanted: Sequence[NextToken], hidden: Tensor) -> VocabScan:
-    """Sample a token for each row of `hidden` [rows, 1, hidden]."""
-    sequences = [token.sequence for token in wanted]
-    params, device = sequences[0].request.params, hidden.device
-    heat = torch.tensor([sequence.request.params.temperature or 1.0 for sequence in sequences], device=device)
-    key = None
-    if params.temperature > 0:
-        seeds, indices = [s.output.seed for s in sequences], [token.index for token in wanted]
-        key = noise_key(seeds, indices, [CAUSAL_STEP] * len(wanted), device)
-    bias = _only_allowed(model, wanted, _bias(model, sequences, device), device)
-    return scan_rows(model, hidden, heat, key, params, bias)
-
-
-def _state(sequence: SequenceState) -> int:
-    return 0 if sequence.constraint_state is None else sequence.constraint_state.state
-
-
-def score_tokens(model: Transformer, hidden: Tensor, followers: Sequence[int], begin: int) -> list[float]:
-    """Log-probability of `followers`, the token after each of `hidden` [tokens, hidden], the first at
-    `begin`.
-
-    In blocks at fixed positions, so that the bits do not depend on where a chunk begins.
-    """
-    found: list[float] = []
-    while len(found) < len(followers):
-        at = begin + len(found)
-        count = min(_SCORE_BLOCK - at % _SCORE_BLOCK, len(followers) - len(found))
-        rows = slice(at % _SCORE_BLOCK, at % _SCORE_BLOCK + count)
-        padded = hidden.new_zeros(1, _SCORE_BLOCK, hidden.shape[1])
-        padded[0, rows] = hidden[len(found) : len(found) + count]
-        logits = model.head.logits(padded)[0, rows]
-        target = torch.tensor(followers[len(found) : len(found) + count], device=hidden.device)
-        found += (logits.gather(-1, target[:, None])[:, 0] - logits.logsumexp(-1)).tolist()
-    return found
 
 
 def _watched(model: Transformer, pins: CanvasPins | None, hidden: Tensor) -> tuple[tuple[int, LogProbs], ...]:
@@ -575,13 +425,13 @@ def _part(state: CanvasState, rows: slice) -> CanvasState:
     return CanvasState(**{part.name: getattr(state, part.name)[rows] for part in fields(CanvasState)})
 
 
-def _rows(top_k: TopK | None, count: int) -> list[TopK | None]:
+def split_rows(top_k: TopK | None, count: int) -> list[TopK | None]:
     if top_k is None:
         return [None] * count
     return [TopK(top_k.tokens[row], top_k.logits[row]) for row in range(count)]
 
 
-def _bias(model: Transformer, sequences: Sequence[SequenceState], device: torch.device) -> Tensor | None:
+def logit_bias(model: Transformer, sequences: Sequence[SequenceState], device: torch.device) -> Tensor | None:
     """The logit bias of each row [rows, vocabulary]; rows with and without one are not batched together."""
     if not sequences[0].request.logit_bias:
         return None
@@ -589,19 +439,4 @@ def _bias(model: Transformer, sequences: Sequence[SequenceState], device: torch.
     for row, sequence in enumerate(sequences):
         tokens, values = zip(*sequence.request.logit_bias, strict=True)
         bias[row, list(tokens)] = torch.tensor(values, device=device)
-    return bias
-
-
-def _only_allowed(
-    model: Transformer, wanted: Sequence[NextToken], bias: Tensor | None, device: torch.device
-) -> Tensor | None:
-    """`bias` with -inf for every token that the constraint does not allow there."""
-    if wanted[0].sequence.constraint_state is None:
-        return bias
-    bias = torch.zeros(len(wanted), model.config.vocab_size, device=device) if bias is None else bias
-    for row, token in enumerate(wanted):
-        constraint_state = token.sequence.constraint_state
-        assert constraint_state is not None
-        allowed = torch.from_numpy(constraint_state.allowed_tokens(token.index, token.state)).to(device)
-        bias[row].masked_fill_(~allowed, float("-inf"))
     return bias
