@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -69,6 +70,7 @@ def main() -> None:
             began = time.perf_counter()
             answer = lm.generate(prompt, seed=number, **{**common, **ways[name]})
             tallies[name].add(prompt, answer, time.perf_counter() - began)
+        print(f"{number + 1} of {len(prompts)} prompts", file=sys.stderr, flush=True)
     causal = tallies["causal"]
     findings: dict[str, Any] = {"model": args.model, "prompts": args.prompts, "tokens": args.tokens}
     for name, tally in tallies.items():
