@@ -1,6 +1,6 @@
 """Solved puzzles are rewarded, sooner ones more: `dgemma train recipes/sudoku/reward.py`.
 
-From the weights of `distill.py`. Eight answers to each puzzle are compared with each other. Only puzzles
+From the shipped weights. Eight answers to each puzzle are compared with each other. Only puzzles
 without added clues or with few: of the others all answers are right, and nothing is learned.
 """
 
@@ -38,17 +38,17 @@ puzzles = Presentations(
 unseen = Presentations(held_out("medium"), count=1000, curriculum=None)
 
 recipe = Recipe(
-    model="runs/sudoku/distill/model",
+    model="bundled:sudoku",
     out="runs/sudoku/reward",
     data=DataRecipe(records=puzzles, max_length=EXAMPLE_LEN, shuffle=False),
     held_out=HeldOutRecipe(
-        data=DataRecipe(records=unseen, max_length=EXAMPLE_LEN, shuffle=False), every=100, examples=128
+        data=DataRecipe(records=unseen, max_length=EXAMPLE_LEN, shuffle=False), every=50, examples=128
     ),
     train="all",
     freeze=(),
     objective="reward",
     rollout=RolloutRecipe(reward=solved_soon, samples=8, steps=STEPS),
-    noise=NoiseRecipe(encoder_weight=0.0),
+    noise=NoiseRecipe(encoder_weight=0.1),
     optimizer=OptimizerRecipe(
         kind="muon",
         learning_rate=2e-4,
@@ -58,8 +58,8 @@ recipe = Recipe(
         decay="linear",
         final=0.1,
     ),
-    steps=200,
+    steps=150,
     batch=4,
-    precision="fp32",
+    precision="bf16",
     saving=SavingRecipe(every=25),
 )
