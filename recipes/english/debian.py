@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from recipes.english.prose import is_sentence, kept_sentences, plain
 
 SOURCE = "debian"
 LISTS = Path("/var/lib/apt/lists")
+_APT_HELPER = Path("/usr/lib/apt/apt-helper")
 # Parts of larger packages: their descriptions repeat each other.
 _PARTS = re.compile(
     r".*-(?:dev|dbg|dbgsym|doc|docs|data|common|l10n|headers|source|examples|plugins?|modules?|all|extra|full"
@@ -35,9 +37,15 @@ def find_translations() -> Path:
     return found[-1]
 
 
+def _content(file: Path) -> bytes:
+    """Unpacked by apt's own tool, which knows how apt stores its lists (on some machines as lz4)."""
+    if not _APT_HELPER.exists():
+        return lzma.decompress(file.read_bytes()) if file.suffix == ".xz" else file.read_bytes()
+    return subprocess.run([_APT_HELPER, "cat-file", file], check=True, stdout=subprocess.PIPE).stdout
+
+
 def debian_entries(file: Path) -> Iterator[Entry]:
-    content = lzma.decompress(file.read_bytes()) if file.suffix == ".xz" else file.read_bytes()
-    for stanza in content.decode("utf-8").split("\n\n"):
+    for stanza in _content(file).decode("utf-8").split("\n\n"):
         found = re.match(r"Package: (\S+)\n(?:.*\n)*?Description-en: (.+)\n((?: .*\n?)*)", stanza)
         if found and not _PARTS.fullmatch(found[1]) and (text := described(found[1], found[2], found[3])):
             yield Entry(SOURCE, found[1], text, f"What is {found[1]}?")
