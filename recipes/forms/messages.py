@@ -157,7 +157,28 @@ class _Writer:
         """One of the list; or, as often, any thing in one of these forms."""
         if self._draw.random() < 0.5:
             return self._word(choices)
-        return self._draw.choice(forms).format(self._word(words.THINGS))
+        while True:
+            made = self._draw.choice(forms).format(self._thing())
+            # Two words of training must not make up one that is held out, such as "light bulb".
+            if self._split != "train" or not (is_held_out(made) or is_held_out(made.title())):
+                return made
+
+    def _thing(self) -> str:
+        """In training half of them have a word before them, as in "light bulb": more than any list holds."""
+        if self._split != "train" or self._draw.random() < 0.5:
+            return self._word(words.THINGS)
+        before = self._draw.choice((words.QUALITIES_OF_ALL, words.THINGS))
+        return f"{self._word(before)} {self._word(words.THINGS)}"
+
+    def _fault(self) -> str:
+        kinds = [f"{{}} {self._draw.choice(words.FAULT_KINDS)}"]
+        if self._split == "train":
+            quality, done = self._word(words.QUALITIES_OF_ALL), self._word(words.DONE)
+            kinds += [
+                f"{{}} is {quality}", f"{{}} was {done}", f"{{}} {done}", f"{quality} {{}}", f"no {{}} {done}",
+                f"{{}} is not {done}", f"{{}} has {done}", f"cannot find {{}}", f"{quality} {{}} {done}",
+            ]  # fmt: skip
+        return self._or_thing(words.FAULTS, *kinds)
 
     def _city(self) -> tuple[str, str]:
         name = self._word([name for name, _ in words.CITIES])
@@ -389,7 +410,7 @@ class _Writer:
     def _log(self) -> dict[str, tuple[str, Any]]:
         level = self._draw.choice(LEVELS)
         service = self._or_thing(words.SERVICES, "{}")
-        fault = self._or_thing(words.FAULTS, f"{{}} {self._draw.choice(words.FAULT_KINDS)}")
+        fault = self._fault()
         code = self._draw.choice(
             (200, 400, 401, 403, 404, 408, 409, 429, 500, 502, 503, self._draw.randrange(1, 9999))
         )

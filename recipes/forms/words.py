@@ -12,6 +12,8 @@ CITIES: list[tuple[str, str]] = [(name, country) for name, country in _LISTS["ci
 FIRST_NAMES: list[str] = _LISTS["first_names"]
 LAST_NAMES: list[str] = _LISTS["last_names"]
 THINGS: list[str] = _LISTS["things"]
+QUALITIES_OF_ALL: list[str] = _LISTS["qualities"]
+DONE: list[str] = _LISTS["done"]
 
 TITLES = (
     "lunch", "dinner", "breakfast", "dentist", "haircut", "interview", "team meeting", "budget review",

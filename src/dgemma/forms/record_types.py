@@ -3,11 +3,11 @@
 A prompt has the type, the reference date, the seven days after it, and the message:
 
     appointment 2026-11-18 wed
-    thu1119 fri1120 sat1121 sun1122 mon1123 tue1124 wed1125
+    1thu11-19 2fri11-20 3sat11-21 4sun11-22 5mon11-23 6tue11-24 7wed11-25
 
     Lunch with Ann Hill tomorrow at noon.
 
-The days are there because a small model looks up better than it computes. A record is JSON without spaces,
+The days are there, numbered, because a small model looks up better than it computes. A record is JSON without spaces,
 with all fields of its type in the schema's order, and null for what the message does not say.
 """
 
@@ -154,7 +154,7 @@ def make_prompt(type_: str | None, message: str, today: datetime.date) -> str:
     """What the model reads; the caller puts it into a user turn. Without a type the model names it."""
     days = [today + datetime.timedelta(days=number) for number in range(1, DAYS_AHEAD + 1)]
     header = f"{type_ or ANY} {today.isoformat()} {WEEKDAYS[today.weekday()]}"
-    calendar = " ".join(f"{WEEKDAYS[day.weekday()]}{day:%m%d}" for day in days)
+    calendar = " ".join(f"{ahead}{WEEKDAYS[day.weekday()]}{day:%m-%d}" for ahead, day in enumerate(days, 1))
     return f"{header}\n{calendar}\n\n{message.strip()}"
 
 
