@@ -59,8 +59,6 @@ _QUANTITIES: dict[str, tuple[tuple[str, ...], str, tuple[float, float], int]] = 
     "power": ((" W", "W", " watts"), "W", (1, 3000), 0),
     "noise": ((" dB", "dB", " decibels"), "dB", (20, 120), 0),
 }
-_CITY_NAMES = [name for name, _ in words.CITIES]
-_COUNTRY_OF = dict(words.CITIES)
 _HOSTS = ("web", "db", "node", "host", "srv")
 _MONEY = {
     "EUR": ("€{}", "{} EUR", "{} euros", "EUR {}"),
@@ -167,8 +165,8 @@ class _Writer:
         return self._draw.choice(forms).format(self._word(words.THINGS))
 
     def _city(self) -> tuple[str, str]:
-        name = self._word(_CITY_NAMES)
-        return name, words.COUNTRIES[_COUNTRY_OF[name]]
+        name = self._word([name for name, _ in words.CITIES])
+        return name, words.COUNTRIES[dict(words.CITIES)[name]]
 
     def _company(self) -> str:
         stem = self._or_thing(words.COMPANY_STEMS, "{}").title()

@@ -256,7 +256,7 @@ FRAGMENTS: dict[str, Phrases] = {
     ),
     "log": (
         (
-            "{LEVEL} {service} {fault}", "{service} {level} {fault}", "{fault} ({level}, {service})", "{level}/{service}: {fault}", "\\[{LEVEL}\\] {service}: {fault}", "<{level}> {service}: {fault}", "{service}: {fault} \\[{level}\\]", "level={level} service={service} msg={fault}", "{LEVEL} by {service}: {fault}", "{service} raised {level}: {fault}", "{service}\\[{pid}\\]: {level}: {fault}", "{LEVEL}: \"{fault}\" from {service}", "{fault} reported by {service} as {level}", "(component|unit|daemon) {service} {LEVEL} {fault}",
+            "{LEVEL} {service} {fault}", "{service} {fault} {level}", "{fault} ({level}, {service})", "{level}/{service}: {fault}", "\\[{LEVEL}\\] {service}: {fault}", "<{level}> {service}: {fault}", "{service}: {fault} \\[{level}\\]", "level={level} service={service} msg={fault}", "{LEVEL} by {service}: {fault}", "{level} raised by {service}: {fault}", "{level} {service}\\[{pid}\\]: {fault}", "{LEVEL}: \"{fault}\" from {service}", "{fault} reported by {service} as {level}", "(component|unit|daemon) {service} {LEVEL} {fault}",
         ),
         {
             "code": (
