@@ -24,9 +24,11 @@ from typing import Any, Literal
 
 from dgemma.forms.record_types import LEVELS, RECORD_TYPES, make_prompt, to_text
 from recipes.forms import words
+from recipes.forms.phrases import FRAGMENTS, SENTENCES
 from recipes.forms.templates import (
     AFTER,
     BEFORE,
+    FRAGMENT_SEPARATORS,
     HELD_OUT,
     LABELS,
     MARKS,
@@ -57,12 +59,15 @@ _QUANTITIES: dict[str, tuple[tuple[str, ...], str, tuple[float, float], int]] = 
     "power": ((" W", "W", " watts"), "W", (1, 3000), 0),
     "noise": ((" dB", "dB", " decibels"), "dB", (20, 120), 0),
 }
+_HOSTS = ("web", "db", "node", "host", "srv")
 _MONEY = {
     "EUR": ("€{}", "{} EUR", "{} euros", "EUR {}"),
     "USD": ("${}", "{} USD", "{} dollars", "USD {}"),
     "GBP": ("£{}", "{} GBP", "{} pounds", "GBP {}"),
     "CHF": ("CHF {}", "{} CHF", "{} francs"),
 }
+LIST, COMPOSED = -1, -2
+_LIST_SHARE, _COMPOSED_SHARE = 0.15, 0.3  # of the messages; the others have a template of TRAINED
 _SLOT = re.compile(r"\{(\w+)\}")
 _CHOICE = re.compile(r"\(([^()|{}]*\|[^()]*)\)")
 _HAS_OTHER = re.compile(r"\[[^()|]*(\([^()]*\)[^()|]*)*\|\w+:?\]$")
@@ -71,7 +76,7 @@ _HAS_OTHER = re.compile(r"\[[^()|]*(\([^()]*\)[^()|]*)*\|\w+:?\]$")
 @dataclass(frozen=True)
 class Message:
     type: str
-    template: int  # of its type; the held-out ones are counted after the others; -1: a list of fields
+    template: int  # of its type; the held-out ones are counted after the others; or LIST, or COMPOSED
     text: str
     record: dict[str, Any]
     today: datetime.date
@@ -195,8 +200,11 @@ class _Writer:
         if self._split == "templates":
             number = self._draw.randrange(len(HELD_OUT[type_]))
             return len(known) + number, HELD_OUT[type_][number]
-        if self._draw.random() < 0.2:
-            return -1, self._list_of_fields(type_)
+        kind = self._draw.random()
+        if kind < _LIST_SHARE:
+            return LIST, self._list_of_fields(type_)
+        if kind < _LIST_SHARE + _COMPOSED_SHARE:
+            return COMPOSED, self._composed(type_)
         number = self._draw.randrange(len(known))
         return number, known[number]
 
@@ -214,6 +222,22 @@ class _Writer:
             # A slot with a capital letter would be changed: `{Title}` is a title at the start of a sentence.
             parts.append(f"{label}{mark}{{{slot}}}" if has_labels else f"{{{slot}}}")
         return self._draw.choice(SEPARATORS).join(parts)
+
+    def _composed(self, type_: str) -> str:
+        """A template of phrases: an opener, and some of the other fields in any order."""
+        is_prose = self._draw.random() < 0.5
+        openers, phrases = (SENTENCES if is_prose else FRAGMENTS)[type_]
+        opener = self._draw.choice(openers)
+        parts = [
+            self._draw.choice(phrases[field])
+            for field in phrases
+            if not _says(opener, field) and self._draw.random() < 0.6
+        ]
+        self._draw.shuffle(parts)
+        # Most messages begin with what they are about.
+        at = 0 if self._draw.random() < 0.7 else self._draw.randrange(len(parts) + 1)
+        parts.insert(at, opener)
+        return (" " if is_prose else self._draw.choice(FRAGMENT_SEPARATORS)).join(parts)
 
     def _without_some(self, template: str) -> str:
         """The template with each part in brackets kept or left out, and one of each choice."""
@@ -263,10 +287,11 @@ class _Writer:
 
     def _between_other_text(self, text: str) -> str:
         """With sentences around it that have nothing to do with the record."""
-        small, other = str(self._draw.randrange(1, 60)), self._draw.choice(words.FIRST_NAMES)
+        small, other = str(self._draw.randrange(2, 60)), self._draw.choice(words.FIRST_NAMES)
+        large = str(self._draw.randrange(1000, 10_000))
         before = self._draw.choice(BEFORE) if self._draw.random() < 0.25 else ""
         after = self._draw.choice(AFTER) if self._draw.random() < 0.25 else ""
-        filled = (part.format(small=small, other=other) for part in (before, after))
+        filled = (part.format(small=small, large=large, other=other) for part in (before, after))
         first, last = filled
         return f"{first} {text}".strip() if not last else f"{first} {text} {last}".strip()
 
@@ -330,6 +355,7 @@ class _Writer:
             "items": (_listed(texts), items),
             "currency": ("", currency if has_prices else None),
             "due": (date[1], date[2]),
+            "due_on": (date[0], date[2]),
         }
 
     def _item(self, name: str, count: int, price: float | None, style: str) -> str:
@@ -417,6 +443,7 @@ class _Writer:
         day = self._today - datetime.timedelta(days=self._draw.randrange(4))
         time = f"{self._draw.randrange(24):02}:{self._draw.randrange(60):02}"
         clock = f"{time}:{self._draw.randrange(60):02}" if self._draw.random() < 0.5 else time
+        pid = str(self._draw.randrange(1, 40_000))
         return {
             "level": (level, level),
             "iso_date": (day.isoformat(), day.isoformat()),
@@ -424,7 +451,8 @@ class _Writer:
             "service": (service, service),
             "code": (str(code), code),
             "fault": (fault, fault),
-            "pid": (str(self._draw.randrange(1, 40_000)), None),
+            "pid": (pid, None),
+            "host": (f"{_HOSTS[int(pid) % len(_HOSTS)]}{int(pid) % 7 + 1}", None),
         }
 
     def _address(self) -> dict[str, tuple[str, Any]]:
@@ -518,12 +546,17 @@ class _Writer:
 _FIELD_OF = {
     "bare_date": "date", "bare_time": "time", "time_first": "time", "bare_minutes": "minutes",
     "reading": "value", "iso_date": "date", "clock": "time", "fault": "message", "bare_place": "place",
+    "due_on": "due",
 }  # fmt: skip
 
 
 def is_held_out_pair(said: Sequence[str]) -> bool:
     """Whether the first two words of a message must not stand together in training."""
     return len(said) > 1 and is_held_out(*said[:2])
+
+
+def _says(template: str, field: str) -> bool:
+    return any(_FIELD_OF.get(slot, slot) == field for slot in map(str.lower, _SLOT.findall(template)))
 
 
 def _listed(parts: Sequence[str]) -> str:

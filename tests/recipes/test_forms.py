@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import difflib
+import itertools
 import json
+import random
+import re
 from collections import Counter, defaultdict
 
 import jsonschema
@@ -14,12 +18,17 @@ from dgemma.errors import InputError
 from dgemma.forms.record_types import RECORD_TYPES, any_schema, make_prompt, record_schema
 from dgemma.text.tokenizer import Tokenizer
 from recipes.forms.layout import CANVAS, form_text
-from recipes.forms.messages import SPLITS, Split, make_message
+from recipes.forms.messages import _CHOICE as CHOICE
+from recipes.forms.messages import _FIELD_OF as FIELD_OF
+from recipes.forms.messages import COMPOSED, LIST, SPLITS, Split, _Writer, make_message
+from recipes.forms.phrases import FRAGMENTS, SENTENCES
 from recipes.forms.records import Forms
-from recipes.forms.templates import HELD_OUT, TRAINED
+from recipes.forms.templates import AFTER, BEFORE, HELD_OUT, TRAINED
 from recipes.forms.words import is_held_out
 
 COUNT = 600
+MOST_ALIKE = 0.86  # of a template for training and a held-out one
+LONGEST_RUN = 3  # literal words that a template for training must not share with a held-out one
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -57,10 +66,70 @@ def test_each_held_out_split_has_what_its_name_says() -> None:
 def test_every_type_has_templates_of_both_kinds_and_none_twice() -> None:
     assert set(TRAINED) == set(HELD_OUT) == set(RECORD_TYPES)
     for type_ in RECORD_TYPES:
-        assert len(TRAINED[type_]) >= 8
+        assert len(TRAINED[type_]) >= 40
         assert len(HELD_OUT[type_]) >= 2
         every = [*TRAINED[type_], *HELD_OUT[type_]]
         assert len(set(every)) == len(every)
+
+
+def test_no_template_for_training_is_nearly_a_held_out_one() -> None:
+    for type_, templates in HELD_OUT.items():
+        held_out = [skeleton for template in templates for skeleton in skeletons(template)]
+        for template in [*TRAINED[type_], *composed(type_, count=300)]:
+            for one, other in itertools.product(skeletons(template), held_out):
+                matcher = difflib.SequenceMatcher(None, one, other, autojunk=False)
+                assert matcher.ratio() < MOST_ALIKE, (template, other)
+                assert not any(
+                    sum(word.isalpha() for word in one[block.a : block.a + block.size]) >= LONGEST_RUN
+                    for block in matcher.get_matching_blocks()
+                ), (template, other)
+
+
+def skeletons(template: str) -> list[list[str]]:
+    """Its words and fields, without brackets and punctuation: with the first of each choice, the second..."""
+    longest = max((len(choice.split("|")) for choice in CHOICE.findall(template)), default=1)
+    return [skeleton(template, number) for number in range(longest)]
+
+
+def skeleton(template: str, number: int) -> list[str]:
+    def chosen(match: re.Match[str]) -> str:
+        choices = match[1].split("|")
+        return choices[number % len(choices)]
+
+    def field(match: re.Match[str]) -> str:
+        slot = match[1].lower()
+        return f" {{{FIELD_OF.get(slot, slot)}}} "
+
+    return re.findall(r"\{\w+\}|\w+", re.sub(r"\{(\w+)\}", field, CHOICE.sub(chosen, template)).lower())
+
+
+def composed(type_: str, *, count: int) -> list[str]:
+    return [_Writer("train", random.Random(number))._composed(type_) for number in range(count)]
+
+
+def test_composed_messages_have_phrases_for_every_field() -> None:
+    for type_, schema in RECORD_TYPES.items():
+        for openers, phrases in (SENTENCES[type_], FRAGMENTS[type_]):
+            assert len(openers) >= 8
+            assert all(len(of_field) >= 8 for of_field in phrases.values())
+            assert set(phrases) <= set(schema["properties"])
+            for field, of_field in phrases.items():
+                for phrase in of_field:
+                    slots = {slot.lower() for slot in re.findall(r"\{(\w+)\}", phrase)}
+                    assert {FIELD_OF.get(slot, slot) for slot in slots} == {field}, phrase
+
+
+def test_there_is_other_text_of_many_kinds() -> None:
+    for texts in (BEFORE, AFTER):
+        assert len(set(texts)) == len(texts) >= 40
+        assert any("{small}" in text for text in texts)
+        assert any("{other}" in text for text in texts)
+
+
+def test_training_has_messages_of_every_kind() -> None:
+    kinds = Counter(min(make_message("train", number).template, 0) for number in range(COUNT))
+    assert kinds[COMPOSED] == pytest.approx(0.3 * COUNT, rel=0.25)
+    assert kinds[LIST] == pytest.approx(0.15 * COUNT, rel=0.35)
 
 
 def test_a_prompt_names_the_type_and_the_days() -> None:
