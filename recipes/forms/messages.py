@@ -180,8 +180,9 @@ class _Writer:
         if self._split == "train":
             quality, done = self._word(words.QUALITIES_OF_ALL), self._word(words.DONE)
             kinds += [
-                f"{{}} is {quality}", f"{{}} was {done}", f"{{}} {done}", f"{quality} {{}}", f"no {{}} {done}",
-                f"{{}} is not {done}", f"{{}} has {done}", f"cannot find {{}}", f"{quality} {{}} {done}",
+                f"{{}} is {quality}", f"{{}} was {done}", f"{{}} {done}", f"{quality} {{}}",
+                f"no {{}} {done}", f"{{}} is not {done}", f"{{}} has {done}", "cannot find {}",
+                f"{quality} {{}} {done}",
             ]  # fmt: skip
         return self._or_thing(words.FAULTS, *kinds)
 

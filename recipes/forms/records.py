@@ -42,7 +42,10 @@ class Forms(Sequence[dict[str, Any]]):
             return [self[number] for number in range(*index.indices(self._count))]
         if not 0 <= index < self._count:
             raise IndexError(index)
-        message = make_message(self._split, index, seed=self._seed)
-        # One token of a canvas is the turn's end.
-        canvas = form_text(message.expected, self._num_tokens, limit=CANVAS - 1)
-        return {"prompt": message.prompt, "response": message.answer, "canvas": canvas}
+        while True:
+            message = make_message(self._split, index, seed=self._seed)
+            # One token of a canvas is the turn's end.
+            canvas = form_text(message.expected, self._num_tokens, limit=CANVAS - 1)
+            if self._num_tokens(canvas) < CANVAS:
+                return {"prompt": message.prompt, "response": message.answer, "canvas": canvas}
+            index += self._count  # one record in 50,000 has more; another in its place

@@ -1,6 +1,7 @@
-"""More words: `PYTHONPATH=. dgemma train recipes/forms/widen.py`, from the weights of `finish`.
+"""More words and templates: `PYTHONPATH=. dgemma train recipes/forms/widen.py`, from the weights of `finish`.
 
-Things have qualities, errors have verbs, and the days in the prompt have numbers. The rate stays where it is.
+367 templates in place of 97, composed messages, things with qualities, errors with any verb; and the days in
+the prompt have numbers. The rate stays where it is, so `steps=N` prolongs a run; `close.py` lets it fall.
 """
 
 from dataclasses import replace
@@ -14,8 +15,8 @@ recipe = replace(
     model="runs/forms/start",
     out="runs/forms/widen",
     data=replace(follow.data, records=Forms("train", count=1 << 40, seed=9)),
-    optimizer=replace(follow.optimizer, learning_rate=1.5e-3, warmup=0.02),
+    optimizer=replace(follow.optimizer, learning_rate=2e-3, warmup=0.02),
     rollout=RolloutRecipe(steps=6),
-    steps=250,
+    steps=400,
     seed=9,
 )
