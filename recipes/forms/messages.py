@@ -7,6 +7,7 @@ Splits, each with what it has that training has not:
 | train | known | known | known |
 | values | known | an eighth, by hash | any |
 | templates | held out | known | known |
+| blind | held out, by somebody who saw no others | known | known |
 | combinations | known | known | an eighth, by hash |
 
 A pair is the first two texts of a record, such as a first and a last name: both occur in training, never
@@ -28,6 +29,7 @@ from recipes.forms.phrases import FRAGMENTS, SENTENCES
 from recipes.forms.templates import (
     AFTER,
     BEFORE,
+    BLIND,
     FRAGMENT_SEPARATORS,
     HELD_OUT,
     LABELS,
@@ -38,8 +40,8 @@ from recipes.forms.templates import (
 )
 from recipes.forms.words import is_held_out
 
-Split = Literal["train", "values", "templates", "combinations"]
-SPLITS: tuple[Split, ...] = ("train", "values", "templates", "combinations")
+Split = Literal["train", "values", "templates", "blind", "combinations"]
+SPLITS: tuple[Split, ...] = ("train", "values", "templates", "blind", "combinations")
 
 _NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _MONTHS = (
@@ -76,7 +78,9 @@ _HAS_OTHER = re.compile(r"\[[^()|]*(\([^()]*\)[^()|]*)*\|\w+:?\]$")
 @dataclass(frozen=True)
 class Message:
     type: str
-    template: int  # of its type; the held-out ones are counted after the others; or LIST, or COMPOSED
+    template: (
+        int  # of its type; the held-out ones of a split are counted after the others; or LIST, or COMPOSED
+    )
     text: str
     record: dict[str, Any]
     today: datetime.date
@@ -158,19 +162,20 @@ class _Writer:
     def _person(self) -> str:
         return f"{self._word(words.FIRST_NAMES)} {self._word(words.LAST_NAMES)}"
 
-    def _or_thing(self, choices: Sequence[str], *forms: str) -> str:
+    def _or_thing(self, choices: Sequence[str], *forms: str, is_short: bool = False) -> str:
         """One of the list; or, as often, any thing in one of these forms."""
         if self._draw.random() < 0.5:
             return self._word(choices)
         while True:
-            made = self._draw.choice(forms).format(self._thing())
+            thing = self._word(words.THINGS) if is_short else self._thing()
+            made = self._draw.choice(forms).format(thing)
             # Two words of training must not make up one that is held out, such as "light bulb".
             if self._split != "train" or not (is_held_out(made) or is_held_out(made.title())):
                 return made
 
     def _thing(self) -> str:
-        """In training half of them have a word before them, as in "light bulb": more than any list holds."""
-        if self._split != "train" or self._draw.random() < 0.5:
+        """In training a quarter has a word before it, as in "light bulb": more than any list holds."""
+        if self._split != "train" or self._draw.random() < 0.75:
             return self._word(words.THINGS)
         before = self._draw.choice((words.QUALITIES_OF_ALL, words.THINGS))
         return f"{self._word(before)} {self._word(words.THINGS)}"
@@ -191,16 +196,17 @@ class _Writer:
         return name, words.COUNTRIES[dict(words.CITIES)[name]]
 
     def _company(self) -> str:
-        stem = self._or_thing(words.COMPANY_STEMS, "{}").title()
+        stem = self._or_thing(words.COMPANY_STEMS, "{}", is_short=True).title()
         return f"{stem} {self._draw.choice(words.COMPANY_KINDS)}"
 
     # Templates
 
     def _template(self, type_: str) -> tuple[int, str]:
         known = TRAINED[type_]
-        if self._split == "templates":
-            number = self._draw.randrange(len(HELD_OUT[type_]))
-            return len(known) + number, HELD_OUT[type_][number]
+        if self._split in ("templates", "blind"):
+            unknown = HELD_OUT[type_] if self._split == "templates" else BLIND[type_]
+            number = self._draw.randrange(len(unknown))
+            return len(known) + number, unknown[number]
         kind = self._draw.random()
         if kind < _LIST_SHARE:
             return LIST, self._list_of_fields(type_)
@@ -436,7 +442,7 @@ class _Writer:
 
     def _log(self) -> dict[str, tuple[str, Any]]:
         level = self._draw.choice(LEVELS)
-        service = self._or_thing(words.SERVICES, "{}")
+        service = self._or_thing(words.SERVICES, "{}", is_short=True)
         fault = self._fault()
         code = self._draw.choice(
             (200, 400, 401, 403, 404, 408, 409, 429, 500, 502, 503, self._draw.randrange(1, 9999))
@@ -458,7 +464,8 @@ class _Writer:
 
     def _address(self) -> dict[str, tuple[str, Any]]:
         name = self._draw.choice((self._person, self._company))()
-        street = f"{self._or_thing(words.STREETS, '{}').title()} {self._draw.choice(words.STREET_KINDS)}"
+        stem = self._or_thing(words.STREETS, "{}", is_short=True).title()
+        street = f"{stem} {self._draw.choice(words.STREET_KINDS)}"
         number = f"{self._draw.randrange(1, 250)}{self._draw.choice(('', '', '', 'a', 'b'))}"
         city, country = self._city()
         letters = "ABCDEFGHKLMNPRSTW"

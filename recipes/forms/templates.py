@@ -1,7 +1,7 @@
 """What messages look like. `{slot}` is filled in; `[...]` is left out of some: its field is null then.
 `(a|b)` is one of these, and `[a|b]` the first, or the second where the first is left out.
 
-The templates of `HELD_OUT` are never trained on.
+The templates of `HELD_OUT` and `BLIND` are never trained on.
 """
 
 from __future__ import annotations
@@ -466,6 +466,58 @@ HELD_OUT: dict[str, tuple[str, ...]] = {
     "address": (
         "Ship to: {name} | {street} {number} | [{postcode} ]{city}[ | {country}]",
         "[{name}'s ]office is on {street}, house number {number}, in {city}[ {postcode}].",
+    ),
+}  # fmt: skip
+
+# Written by somebody who had seen neither the templates above nor those of `HELD_OUT`.
+BLIND: dict[str, tuple[str, ...]] = {
+    "appointment": (
+        "Just a heads-up: the {title} takes place[ {date}][ {time}][ {place}][ and will last {bare_minutes}].",
+        "Event: {Title}[ / Day: {bare_date}][ / Start: {bare_time}][ / Length: {bare_minutes}][ / Where: {bare_place}][ / Attending: {people}]",
+        "can you put {title} in my calendar[ {date}][ {time}][ {minutes}]?[ {people} will be joining me.]",
+        "Calendar reminder: {title}[, {bare_date}][, {bare_time}][, location: {bare_place}][, guests: {people}]",
+        "I have (asked|invited) {people} to come to the {title}[ {date}][ {time}].[ The venue is {bare_place}.][ Please set aside {bare_minutes} for it.]",
+        "note to self: {title}[ w/ {people}][ @ {bare_place}][ -> {bare_date}][ {time}]",
+    ),
+    "order": (
+        "Good morning, could you please send us {items}?[ We need everything by {due}.][ The invoice goes to {customer}.]",
+        "New webshop order received[ from {customer}]: {items}[ - requested delivery date: {due}]",
+        "Purchase form --[ Buyer: {customer};] Articles: {items};[ Latest delivery: {due};]",
+        "just got off the phone[ with {customer}], they want {items}[, has to be there by {due}]",
+        "Can the warehouse (pack|prepare) {items}?[ The customer is {customer}.][ The van leaves {due}.]",
+        "PO confirmed. Line items: {items}.[ Ship-to party: {customer}.][ Promised date: {due}.]",
+    ),
+    "contact": (
+        "Please add {name}[ of {company}] to the address book.[ Phone: {phone}][ Mail: {email}]",
+        "(Best wishes|Kind regards), {name}[ // {company}][ // based in {city}][ // Tel. {phone}][ // {email}]",
+        "BEGIN:VCARD FN:{name}[ ORG:{company}][ TEL:{phone}][ EMAIL:{email}][ ADR:;;;{city};;;] END:VCARD",
+        "met {name} over coffee[, works for {company}][, lives in {city}][, number is {phone}]",
+        "name={name}[;company={company}][;city={city}][;phone={phone}][;email={email}]",
+        "The person to ask is {name}[ over at {company}][ in {city}].[ If it is urgent, ring {phone}.][ For anything longer, write to {email} please.]",
+    ),
+    "measurement": (
+        "According to our records, the {quantity} was {reading}[ {date}][ {time}][, as reported by {sensor}].",
+        "quantity={quantity} value={reading}[ source={sensor}][ date={bare_date}][ time={bare_time}]",
+        "fyi the {quantity}[ on {sensor}] hit {reading}[ {time}][ {date}], is that normal?",
+        "Inspection sheet -[ Device: {sensor},][ Date: {bare_date},][ Time: {bare_time},] Measured variable: {quantity}, Result: {reading}",
+        "Automatic notice: {sensor} (measured|registered) a {quantity} of {reading}[ {date}][ {time}].",
+        "Notebook entry:[ {bare_date},][ {bare_time},] {quantity} read off as {reading}[ using {sensor}]",
+    ),
+    "log": (
+        "[ts={iso_date}T{clock} ]level={level} service={service} msg=\"{fault}\"[ code={code}]",
+        "[{iso_date} {clock} - ]{service} - {LEVEL} - {fault}[ - errno {code}]",
+        "[{iso_date} {clock} ]\\[{service}:{level}\\] {fault}[, status {code}]",
+        "[{iso_date} {clock} ]{LEVEL} --- \\[{service}\\] : {fault}[ : exit code {code}]",
+        "On-call note: the {service} service logged a line of level {level} saying \"{fault}\"[, result code {code}][, date {iso_date}][, time {clock}]",
+        "[{clock} ]{LEVEL} {service}: {fault}[ rc={code}]",
+    ),
+    "address": (
+        "Ship to:[ {name},] {street} {number},[ {postcode}] {city}[, {country}]",
+        "My new address is {number} {street}, {city}[ {postcode}][, {country}], please update your records.",
+        "Street: {street}; No.: {number}; Town: {city}[; Postal code: {postcode}][; Country: {country}][; Resident: {name}]",
+        "the courier should ring at {street} {number} in {city}[, the postcode is {postcode}][, ask for {name}]",
+        "We have moved to {city}[, {country}]! (Find|Visit) us at {number} {street}[, postcode {postcode}][, the bell says {name}].",
+        "RETURN IF UNDELIVERABLE TO[ {name} -] {street} {number} -[ {postcode}] {city}[ - {country}]",
     ),
 }  # fmt: skip
 

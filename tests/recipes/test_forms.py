@@ -9,6 +9,8 @@ import json
 import random
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
 
 import jsonschema
 import pytest
@@ -17,13 +19,14 @@ from dgemma.checkpoint.bundled import bundled_path
 from dgemma.errors import InputError
 from dgemma.forms.record_types import RECORD_TYPES, any_schema, make_prompt, record_schema
 from dgemma.text.tokenizer import Tokenizer
+from recipes.forms import words
 from recipes.forms.layout import CANVAS, form_text
 from recipes.forms.messages import _CHOICE as CHOICE
 from recipes.forms.messages import _FIELD_OF as FIELD_OF
 from recipes.forms.messages import COMPOSED, LIST, SPLITS, Split, _Writer, make_message
 from recipes.forms.phrases import FRAGMENTS, SENTENCES
 from recipes.forms.records import Forms
-from recipes.forms.templates import AFTER, BEFORE, HELD_OUT, TRAINED
+from recipes.forms.templates import AFTER, BEFORE, BLIND, HELD_OUT, TRAINED
 from recipes.forms.words import is_held_out
 
 COUNT = 600
@@ -51,10 +54,29 @@ def test_training_has_nothing_that_is_held_out() -> None:
         assert len(message.words) < 2 or not is_held_out(*message.words[:2]), message
 
 
+def test_no_record_of_training_has_a_text_that_is_held_out() -> None:
+    lists = (
+        words.FIRST_NAMES, words.LAST_NAMES, words.THINGS, words.TITLES, words.ITEMS, words.FAULTS,
+        words.SERVICES, words.STREETS, words.COMPANY_STEMS, [name for name, _ in words.CITIES],
+    )  # fmt: skip
+    held_out = {word for some in lists for word in some if is_held_out(word)}
+    for number in range(COUNT):
+        message = make_message("train", number)
+        assert not held_out & set(strings(message.record)), message
+
+
+def strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from strings(part)
+
+
 def test_each_held_out_split_has_what_its_name_says() -> None:
     for number in range(COUNT):
-        unknown = make_message("templates", number)
-        assert unknown.template >= len(TRAINED[unknown.type])
+        for unknown in (make_message("templates", number), make_message("blind", number)):
+            assert unknown.template >= len(TRAINED[unknown.type])
         message = make_message("values", number)
         assert message.template < len(TRAINED[message.type])
         assert any(map(is_held_out, message.words)), message
@@ -64,11 +86,12 @@ def test_each_held_out_split_has_what_its_name_says() -> None:
 
 
 def test_every_type_has_templates_of_both_kinds_and_none_twice() -> None:
-    assert set(TRAINED) == set(HELD_OUT) == set(RECORD_TYPES)
+    assert set(TRAINED) == set(HELD_OUT) == set(BLIND) == set(RECORD_TYPES)
     for type_ in RECORD_TYPES:
         assert len(TRAINED[type_]) >= 40
         assert len(HELD_OUT[type_]) >= 2
-        every = [*TRAINED[type_], *HELD_OUT[type_]]
+        assert len(BLIND[type_]) >= 6
+        every = [*TRAINED[type_], *HELD_OUT[type_], *BLIND[type_]]
         assert len(set(every)) == len(every)
 
 
@@ -135,7 +158,8 @@ def test_training_has_messages_of_every_kind() -> None:
 def test_a_prompt_names_the_type_and_the_days() -> None:
     prompt = make_prompt("order", " two lamps ", datetime.date(2026, 12, 29))
     assert (
-        prompt == "order 2026-12-29 tue\nwed1230 thu1231 fri0101 sat0102 sun0103 mon0104 tue0105\n\ntwo lamps"
+        prompt == "order 2026-12-29 tue\n"
+        "1wed12-30 2thu12-31 3fri01-01 4sat01-02 5sun01-03 6mon01-04 7tue01-05\n\ntwo lamps"
     )
     assert make_prompt(None, "two lamps", datetime.date(2026, 12, 29)).startswith("record 2026-12-29")
 

@@ -9,9 +9,9 @@ const SOLUTION = "54813962797654238121386794548769521363972185415248379686197453
 
 test("a form's prompt is that of the training", () => {
   expect(makePrompt("appointment", " Lunch with Ann Hill tomorrow at noon.\n", "2026-11-18")).toBe(
-    "appointment 2026-11-18 wed\nthu1119 fri1120 sat1121 sun1122 mon1123 tue1124 wed1125\n\nLunch with Ann Hill tomorrow at noon.",
+    "appointment 2026-11-18 wed\n1thu11-19 2fri11-20 3sat11-21 4sun11-22 5mon11-23 6tue11-24 7wed11-25\n\nLunch with Ann Hill tomorrow at noon.",
   );
-  expect(makePrompt(null, "x", "2026-12-30")).toContain("record 2026-12-30 wed\nthu1231 fri0101");
+  expect(makePrompt(null, "x", "2026-12-30")).toContain("record 2026-12-30 wed\n1thu12-31 2fri01-01");
 });
 
 test("verbatim strings are bound to the message, unless that is too much", () => {

@@ -12,7 +12,7 @@ export function makePrompt(type: string | null, message: string, today: string):
   const first = day(today, 0);
   const calendar = Array.from({ length: DAYS_AHEAD }, (_, at) => {
     const next = day(today, at + 1);
-    return `${WEEKDAYS[next.getUTCDay()]}${next.toISOString().slice(5, 10).replace("-", "")}`;
+    return `${at + 1}${WEEKDAYS[next.getUTCDay()]}${next.toISOString().slice(5, 10)}`;
   });
   return `${type ?? "record"} ${today} ${WEEKDAYS[first.getUTCDay()]}\n${calendar.join(" ")}\n\n${message.trim()}`;
 }
