@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dgemma.checkpoint.names import tensor_specs
 from dgemma.errors import CheckpointError, InputError
+from dgemma.machine import has_fast_bf16
 from dgemma.model.transformer import Transformer
 from dgemma.training.recipe import OptimizerRecipe
 
@@ -226,9 +227,13 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """The approximate orthogonal factor of each of [n, short, long]: Newton-Schulz iterations in bfloat16."""
+    """The approximate orthogonal factor of each of [n, short, long]: Newton-Schulz iterations.
+
+    In bfloat16, which suffices; in float32 on a processor that imitates bfloat16, where that is faster.
+    """
     a, b, c = _NEWTON_SCHULZ
-    x = matrices.bfloat16()
+    is_imitated = matrices.device.type == "cpu" and not has_fast_bf16()
+    x = matrices if is_imitated else matrices.bfloat16()
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=_EPS)
     for _ in range(_NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
