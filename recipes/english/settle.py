@@ -1,0 +1,14 @@
+"""The same at a falling rate: `PYTHONPATH=. dgemma train recipes/english/settle.py`, after learn."""
+
+from dataclasses import replace
+
+from recipes.english.learn import recipe as learn
+
+recipe = replace(
+    learn,
+    model="runs/english/learn/model",
+    out="runs/english/settle",
+    optimizer=replace(learn.optimizer, learning_rate=2e-3, decay="linear", final=0.02),
+    steps=1500,
+    seed=2,
+)
