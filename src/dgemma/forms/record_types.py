@@ -7,8 +7,8 @@ A prompt has the type, the reference date, the seven days after it, and the mess
 
     Lunch with Ann Hill tomorrow at noon.
 
-The days are there, numbered, because a small model looks up better than it computes. A record is JSON without spaces,
-with all fields of its type in the schema's order, and null for what the message does not say.
+The days are there, numbered, because a small model looks up better than it computes. A record is JSON without
+spaces, with all fields of its type in the schema's order, and null for what the message does not say.
 """
 
 from __future__ import annotations
