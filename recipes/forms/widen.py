@@ -17,6 +17,6 @@ recipe = replace(
     data=replace(follow.data, records=Forms("train", count=1 << 40, seed=9)),
     optimizer=replace(follow.optimizer, learning_rate=2e-3, warmup=0.02),
     rollout=RolloutRecipe(steps=6),
-    steps=400,
+    steps=330,
     seed=9,
 )
