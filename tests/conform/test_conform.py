@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from dgemma.conform.case import ConformCase, make_case
 from dgemma.conform.compare import Conformance, compare
 from dgemma.conform.geometries import GEOMETRIES, Geometry, write_geometry
 from dgemma.conform.runners import run_transformers
-from dgemma.conform.runtimes import RUNTIMES, Runtime
+from dgemma.conform.runtimes import RUNTIMES
 
 SMALL_WINDOW = GEOMETRIES[0]
 LAST = 3 * SMALL_WINDOW.window
@@ -221,6 +222,6 @@ def test_the_command_prints_a_table_and_an_exit_status(capsys: pytest.CaptureFix
 
 
 def test_a_runtime_that_fails_is_one_line_with_its_own_words(tmp_path: Path) -> None:
-    runtime = Runtime("broken", "run_transformers.py", RUNTIMES["transformers"].requirements)
+    runtime = replace(RUNTIMES["transformers"], name="broken")
     with pytest.raises(Exception, match="broken failed on"):
         runtime.run(tmp_path, runtime.python())
