@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
 ACTIVE = ("Cc", "Cf", "Cs", "Cn", "Zl", "Zp")  # categories of characters that do more than be seen
-TIMEOUT_MS = 20_000  # a first request waits until its model is loaded
+TIMEOUT_MS = 60_000  # a first request waits until its model is loaded
 
 
 @pytest.fixture(scope="module")

@@ -146,8 +146,8 @@ RUNTIMES = {
 }
 # Why a runtime cannot be compared, where it might be expected.
 REFUSED = {
-    "vllm": "vLLM has a scheduler for autoregressive models only: it refuses DiffusionGemma's configuration, "
-    "and so has nothing to compare",
+    "vllm": "its build for CPUs refuses diffusion models, and the comparison runs on a CPU; start its server "
+    "where it runs, and give the address",
 }
 
 

@@ -1,8 +1,8 @@
 """Run a case with Google's JAX code: `python run_gemma_jax.py CASE [--without-sliding-mask]`.
 
-Imports nothing of dgemma. A canvas gets its masks from the sampler of `gemma.diffusion`. `skip_sliding_mask` is
-always False there, so attention adds the sliding mask of each position; `--without-sliding-mask` leaves that
-one out of the canvas pass.
+Imports nothing of dgemma. A canvas gets its masks from the sampler of `gemma.diffusion`. `skip_sliding_mask`
+is always False there, so attention adds the sliding mask of each position; `--without-sliding-mask` leaves
+that one out of the canvas pass.
 
 The code has one scalar per layer for both passes, where the checkpoint has two: each pass is given its own.
 A generation is one compiled loop that draws by itself: it is not compared.
