@@ -17,11 +17,12 @@ import torch
 from safetensors.torch import load_file
 
 from dgemma.cli.main import main
+from dgemma.conform import runtimes
 from dgemma.conform.case import ConformCase, make_case
 from dgemma.conform.compare import Conformance, compare
 from dgemma.conform.geometries import GEOMETRIES, Geometry, write_geometry
 from dgemma.conform.runners import run_transformers
-from dgemma.conform.runtimes import RUNTIMES, NotInstalledError
+from dgemma.conform.runtimes import RUNTIMES, NotInstalledError, OtherRuntimeError
 
 SMALL_WINDOW = GEOMETRIES[0]
 LAST = 3 * SMALL_WINDOW.window
@@ -247,9 +248,14 @@ def test_a_runtime_that_cannot_be_installed_has_an_exit_status_of_its_own(
     monkeypatch.setitem(RUNTIMES, "gemma-jax", replace(RUNTIMES["gemma-jax"], least_python=(4, 0)))
     assert main(["conform", "gemma-jax", "--source", str(tmp_path)]) == 3
     assert "gemma-jax needs Python 4.0 or newer, and none is on the path" in capsys.readouterr().err
+
+    def refuse(command: list[str], otherwise: str) -> None:
+        if "pip" in command:
+            raise OtherRuntimeError(f"{otherwise}: no such package")
+
+    monkeypatch.setattr(runtimes, "_call", refuse)
     missing = replace(RUNTIMES["transformers"], requirements=("dgemma-no-such-package==0",))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(NotInstalledError, match="transformers cannot be installed"):
+    with pytest.raises(NotInstalledError, match="transformers cannot be installed: no such package"):
         missing.python(tmp_path / "cache")
 
 
