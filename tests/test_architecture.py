@@ -45,7 +45,8 @@ PACKAGES: dict[str, set[str]] = {
     "bench": {"errors", "events", "model", "checkpoint", "sampling", "language_model"},
     "selfcheck": {"checkpoint", "language_model", "machine", "model"},
     "conform": {
-        "errors", "params", "model", "sampling", "checkpoint", "trace", "language_model", "selfcheck",
+        "errors", "params", "events", "model", "sampling", "checkpoint", "trace", "language_model", "bench",
+        "selfcheck",
     },
     "server": {
         "errors", "params", "events", "durable_files", "worker_process", "text", "structured_output",

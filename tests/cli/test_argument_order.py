@@ -36,7 +36,7 @@ LINES: dict[str, tuple[list[str], list[list[str]]]] = {
     "bench": (["MODEL"], [["--json"]]),
     "doctor": ([], [["--json"]]),
     "selfcheck": ([], [["--device", "cpu"]]),
-    "conform": (["transformers", "MODEL"], [["--json"], ["--geometries", "3"]]),
+    "conform": (["transformers", "MODEL"], [["--json"], ["--source", "DIR"]]),
     "trace": (["show", "FILE"], [["--json"], ["--frames", "3"]]),
     "completion": (["bash"], []),
 }

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,12 @@ import torch
 from safetensors.torch import load_file
 
 from dgemma.cli.main import main
+from dgemma.conform import runtimes
 from dgemma.conform.case import ConformCase, make_case
 from dgemma.conform.compare import Conformance, compare
 from dgemma.conform.geometries import GEOMETRIES, Geometry, write_geometry
 from dgemma.conform.runners import run_transformers
-from dgemma.conform.runtimes import RUNTIMES, Runtime
+from dgemma.conform.runtimes import RUNTIMES, NotInstalledError, OtherRuntimeError
 
 SMALL_WINDOW = GEOMETRIES[0]
 LAST = 3 * SMALL_WINDOW.window
@@ -220,7 +224,63 @@ def test_the_command_prints_a_table_and_an_exit_status(capsys: pytest.CaptureFix
     assert "transformers" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["vllm"], "its build for CPUs refuses diffusion models"),
+        (["gemma-jax"], "get https://github.com/google-deepmind/gemma"),
+        (["gemma-jax", "--source", "."], "must be a copy of https://github.com/google-deepmind/gemma"),
+        (["transformers", "--source", "."], "transformers is installed from its packages"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_its_reason(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["conform", *argv]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_runtime_that_cannot_be_installed_has_an_exit_status_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gemma").mkdir()
+    (tmp_path / "gemma" / "__init__.py").write_text("__version__ = '9.9'\n")
+    monkeypatch.setitem(RUNTIMES, "gemma-jax", replace(RUNTIMES["gemma-jax"], least_python=(4, 0)))
+    assert main(["conform", "gemma-jax", "--source", str(tmp_path)]) == 3
+    assert "gemma-jax needs Python 4.0 or newer, and none is on the path" in capsys.readouterr().err
+
+    def refuse(command: list[str], otherwise: str) -> None:
+        if "pip" in command:
+            raise OtherRuntimeError(f"{otherwise}: no such package")
+
+    monkeypatch.setattr(runtimes, "_call", refuse)
+    missing = replace(RUNTIMES["transformers"], requirements=("dgemma-no-such-package==0",))
+    with pytest.raises(NotInstalledError, match="transformers cannot be installed: no such package"):
+        missing.python(tmp_path / "cache")
+
+
+def test_a_copy_without_a_package_is_reported_with_its_version_and_commit(tmp_path: Path) -> None:
+    (tmp_path / "gemma").mkdir()
+    (tmp_path / "gemma" / "__init__.py").write_text("__version__ = '9.9'\n")
+    runtime = RUNTIMES["gemma-jax"].with_source(str(tmp_path))
+    assert runtime.report["gemma"] == "9.9"
+    assert set(runtime.report) == {"gemma", "jax", "flax"}
+    for argv in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a", "-c", "commit.gpgsign=false", "commit", "-qm", "a"],
+    ):
+        subprocess.run(["git", "-C", str(tmp_path), *argv], check=True)
+    assert re.fullmatch(r"9\.9 at [0-9a-f]{10}", runtime.report["gemma"])
+
+
+def test_differences_of_logits_are_listed_by_pass(place: Path) -> None:
+    found = outcome(SMALL_WINDOW, place, canvas_scalar_forgotten_in_layer_2)
+    assert set(found.largest_by_pass) == {"prompt", "canvas", "conditioned", "commit", "next"}
+    assert found.largest_by_pass["prompt"] < 1e-4 < found.largest_by_pass["canvas"]
+
+
 def test_a_runtime_that_fails_is_one_line_with_its_own_words(tmp_path: Path) -> None:
-    runtime = Runtime("broken", "run_transformers.py", RUNTIMES["transformers"].requirements)
+    runtime = replace(RUNTIMES["transformers"], name="broken")
     with pytest.raises(Exception, match="broken failed on"):
         runtime.run(tmp_path, runtime.python())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import unicodedata
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -18,20 +17,9 @@ from dgemma.trace.picture import write_gif, write_png
 from dgemma.trace.svg import chosen_frames, to_svg
 from dgemma.trace.trace import Trace, TraceCommit, TraceRequest, TraceStep
 from dgemma.trace.visible import visible
+from hostile_texts import hostile_texts
 
-HOSTILE = [
-    "<script>alert(1)</script>", "</text></svg><img src=x onerror=alert(1)>", "]]>", "<!--", "&lt;", "&#0;",
-    '" onload="x', "\x1b[2J\x1b[31m", "\x1b]0;title\x07", "\x9b31m", "\x00", "\x7f", "\r\n", "\u202egnp.exe",
-    "\u2066\u2067\u2069", "a\u200bb\u200dc", "\ufeff", "\u2028\u2029", "e" + "\u0301" * 500, "\ud800",
-    "A" * 100_000, "\U000e0041", "\uffff", "\u115f\u3164", "漢字" * 40, "🏳️‍🌈", "\t\t", "javascript:alert(1)",
-    "${7*7}", "{{7*7}}", "%s%n", "\\u001b[2J",
-]  # fmt: skip
 ACTIVE = ("Cc", "Cf", "Cs", "Cn", "Zl", "Zp")
-
-
-def hostile_texts() -> list[str]:
-    rng = random.Random(0)
-    return [*HOSTILE, *("".join(rng.choices(HOSTILE, k=3)) for _ in range(200 - len(HOSTILE)))]
 
 
 def trace_of(texts: list[str]) -> Trace:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dgemma.cli.options import add_load_arguments, load_model
+from dgemma.cli.options import add_load_arguments, load_model, read_key_file
 from dgemma.errors import InputError
 from dgemma.machine import inspect_machine, package_versions
 
@@ -151,18 +151,10 @@ def _measure_server(args: argparse.Namespace) -> int:
         requests=args.requests,
         max_tokens=args.max_tokens,
         latency_target_s=args.latency_target,
-        api_key=None if args.api_key_file is None else _read_key(args.api_key_file),
+        api_key=None if args.api_key_file is None else read_key_file(args.api_key_file),
     )
     _print(args, run_server_bench(plan, _log), page)
     return 0
-
-
-def _read_key(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not text"
-        raise InputError(f"--api-key-file {path} cannot be read: {why}.") from None
 
 
 def _predict(args: argparse.Namespace) -> int:

@@ -347,3 +347,12 @@ def check_disk(out: Path, needed: int, remedy: str = "Choose a smaller preset, o
         raise DgemmaError(
             f"the checkpoint needs {needed / 1e9:.1f} GB, {place} has {free / 1e9:.1f} GB free. {remedy}"
         )
+
+
+def read_key_file(path: Path) -> str:
+    """The key of --api-key-file."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise InputError(f"--api-key-file {path} cannot be read: {why}.") from None

@@ -25,6 +25,8 @@ class FirstDifference:
     def place(self) -> str:
         """In words."""
         head, *rest = self.name.split("/")
+        if head == "seed":
+            return SEEDS[rest[0]]
         if head == "step":
             return f"one step of the sampler: {rest[0]}, position {self.position}"
         if head == "generation":
@@ -40,12 +42,18 @@ class FirstDifference:
         return f"{what}: {where}, position {self.position}"
 
 
+SEEDS = {
+    "repeat": "seeds: the same request and seed have two answers",
+    "other": "seeds: every seed has the same answer",
+}
 PASSES = {
     "prompt": "the causal pass over {length} tokens",
     "canvas": "a canvas after {length} tokens",
     "conditioned": "a self-conditioned canvas after {length} tokens",
     "commit": "committing a canvas after {length} tokens",
     "next": "the canvas after a committed one, {length} tokens before it",
+    "first": "the first token after {length} tokens, by the causal pass",
+    "opening": "a canvas of one step after {length} tokens",
 }
 
 
@@ -57,7 +65,14 @@ class Conformance:
     compared: int
     not_compared: tuple[str, ...]  # outputs that the runtime does not show
     largest: float  # difference of all that is compared
+    largest_by_pass: dict[str, float]  # of the logits, where the runtime shows them
     parting: FirstDifference | None
+    notes: tuple[str, ...] = ()  # why something is not compared, where the runtime says so
+
+    @property
+    def not_compared_kinds(self) -> tuple[str, ...]:
+        """In words, without the lengths."""
+        return tuple(dict.fromkeys(map(_kind, self.not_compared)))
 
     @property
     def passed(self) -> bool:
@@ -68,12 +83,26 @@ class Conformance:
         return {**asdict(self), "passed": self.passed, "place": place}
 
 
+def _kind(name: str) -> str:
+    head, *rest = name.split("/")
+    if head in ("step", "generation", "seed"):
+        return {"step": "one step of the sampler", "generation": "a whole generation", "seed": "seeds"}[head]
+    what = {"first": "first tokens", "opening": "canvases of one step"}.get(rest[0], f"pass {rest[0]!r}")
+    part = "states of the layers" if rest[1].startswith("hidden.") else rest[1]
+    return f"{what}: {part}"
+
+
 def compare(
-    case: str, expected: Mapping[str, Tensor], found: Mapping[str, Tensor], tolerance: float = TOLERANCE
+    case: str,
+    expected: Mapping[str, Tensor],
+    found: Mapping[str, Tensor],
+    tolerance: float = TOLERANCE,
+    notes: tuple[str, ...] = (),
 ) -> Conformance:
     """In the order of `expected`, in which what comes later depends on what comes before."""
     parting: FirstDifference | None = None
     largest, compared = 0.0, 0
+    by_pass: dict[str, float] = {}
     for name, ours in expected.items():
         theirs = found.get(name)
         if theirs is None:
@@ -83,10 +112,21 @@ def compare(
         is_token = not ours.is_floating_point()
         if not is_token:
             largest = max(largest, difference)
+        if name.endswith("/logits"):
+            kind = name.split("/")[1]
+            by_pass[kind] = max(by_pass.get(kind, 0.0), difference)
         if parting is None and difference > (0 if is_token else tolerance):
             parting = FirstDifference(name=name, position=position, difference=difference)
     missing = tuple(name for name in expected if name not in found)
-    return Conformance(case=case, compared=compared, not_compared=missing, largest=largest, parting=parting)
+    return Conformance(
+        case=case,
+        compared=compared,
+        not_compared=missing,
+        largest=largest,
+        largest_by_pass=by_pass,
+        parting=parting,
+        notes=notes,
+    )
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> tuple[float, int]:
