@@ -23,8 +23,9 @@ WIDTHS = {
     "sensor": 15, "quantity": 7, "value": 10, "unit": 9,
     "level": 7, "service": 11, "code": 9, "street": 14, "number": 10, "postcode": 14,
 }  # fmt: skip
-CANVAS = 120
-MAX_ITEMS = 2  # a canvas holds no more of them with spaces
+CANVAS = 128
+ROOMY_ITEMS = 2  # so many have the width of an item
+WIDTH_OF_MORE = 27
 
 Count = Callable[[str], int]
 """The number of tokens of a text."""
@@ -40,8 +41,9 @@ def form_text(record: Mapping[str, Any], count: Count, *, limit: int) -> str:
 def _value(key: str, value: Any, count: Count) -> str:
     if key == "people" and value:
         return _joined([(to_text(person), WIDTHS["person"]) for person in value], "[]", count)
-    if key == "items" and len(value) <= MAX_ITEMS:
-        return _joined([(_item(item, count), WIDTHS["item"]) for item in value], "[]", count)
+    if key == "items":
+        width = WIDTHS["item"] if len(value) <= ROOMY_ITEMS else WIDTH_OF_MORE
+        return _joined([(_item(item, count), width) for item in value], "[]", count)
     return to_text(value)
 
 
