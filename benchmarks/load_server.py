@@ -190,7 +190,7 @@ def serve_poisoned() -> None:
                 if poison >= 0 and POINTS[poison % 10] == point and sequence.steps >= poison // 10 % 100:
                     raise RuntimeError(f"poison at {point}")
 
-        engine._fault = fault
+        engine._fault = engine._batches._fault = fault
         serve(settings, service, text, listener)
 
 

@@ -275,7 +275,7 @@ def test_a_copy_without_a_package_is_reported_with_its_version_and_commit(tmp_pa
 
 
 def test_differences_of_logits_are_listed_by_pass(place: Path) -> None:
-    found = outcome(SMALL_WINDOW, place, canvas_scalar_forgotten_in_layer_2)
+    found = outcome(SMALL_WINDOW, place, canvas_positions_from_zero)
     assert set(found.largest_by_pass) == {"prompt", "canvas", "conditioned", "commit", "next"}
     assert found.largest_by_pass["prompt"] < 1e-4 < found.largest_by_pass["canvas"]
 
