@@ -7,7 +7,7 @@ Splits, each with what it has that training has not:
 | train | known | known | known |
 | values | known | an eighth, by hash | any |
 | templates | held out | known | known |
-| blind | held out, by somebody who saw no others | known | known |
+| blind | held out, written without a look at any other | known | known |
 | combinations | known | known | an eighth, by hash |
 
 A pair is the first two texts of a record, such as a first and a last name: both occur in training, never

@@ -469,7 +469,7 @@ HELD_OUT: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-# Written by somebody who had seen neither the templates above nor those of `HELD_OUT`.
+# Written without a look at the templates above or at those of `HELD_OUT`.
 BLIND: dict[str, tuple[str, ...]] = {
     "appointment": (
         "Just a heads-up: the {title} takes place[ {date}][ {time}][ {place}][ and will last {bare_minutes}].",
