@@ -70,6 +70,7 @@ _MONEY = {
 }
 LIST, COMPOSED = -1, -2
 _LIST_SHARE, _COMPOSED_SHARE = 0.15, 0.3  # of the messages; the others have a template of TRAINED
+_STRANGE_SHARE = 0.15  # of the words of lists in training
 _SLOT = re.compile(r"\{(\w+)\}")
 _CHOICE = re.compile(r"\(([^()|{}]*\|[^()]*)\)")
 _HAS_OTHER = re.compile(r"\[[^()|]*(\([^()]*\)[^()|]*)*\|\w+:?\]$")
@@ -153,11 +154,37 @@ class _Writer:
     def _word(self, choices: Sequence[str]) -> str:
         """One that the split may use; of `values`, half of them are held out."""
         wants = self._split == "values" and self._draw.random() < 0.6
+        is_strange = self._split == "train" and self._draw.random() < _STRANGE_SHARE
         while True:
             word = self._draw.choice(choices)
-            if is_held_out(word) == wants:
+            if is_strange:
+                word = self._strange(word, is_service=choices is words.SERVICES)
+            # In a record "the canteen" is "canteen".
+            forms = (word.lower(), word.removeprefix("the ")) if self._split == "train" else ()
+            if is_held_out(word) == wants and not any(map(is_held_out, forms)):
                 self._words.append(word)
                 return word
+
+    def _strange(self, word: str, *, is_service: bool) -> str:
+        """Other words in its place, so that what a field is follows from the sentence, not from its words."""
+        return re.sub(
+            r"[^\W\d_]{3,}",
+            lambda match: match[0] if match[0] in ("the", "and") else self._other_word(match[0], is_service),
+            word,
+        )
+
+    def _other_word(self, word: str, is_service: bool) -> str:
+        if self._draw.random() < 0.5:
+            other = words.made_up(self._draw)
+        else:
+            other = self._draw.choice((words.THINGS, words.THINGS, words.QUALITIES_OF_ALL, words.DONE))
+            other = self._draw.choice(other).split()[-1]
+            kind = self._draw.random()
+            if kind < 0.3 and is_service:
+                other += "s"
+            elif kind < 0.5:
+                other = other.rstrip("e").removesuffix("ed") + "ing"
+        return other.title() if word[0].isupper() else other
 
     def _person(self) -> str:
         return f"{self._word(words.FIRST_NAMES)} {self._word(words.LAST_NAMES)}"
@@ -193,7 +220,8 @@ class _Writer:
 
     def _city(self) -> tuple[str, str]:
         name = self._word([name for name, _ in words.CITIES])
-        return name, words.COUNTRIES[dict(words.CITIES)[name]]
+        country = dict(words.CITIES).get(name) or self._draw.choice(list(words.COUNTRIES))
+        return name, words.COUNTRIES[country]
 
     def _company(self) -> str:
         stem = self._or_thing(words.COMPANY_STEMS, "{}", is_short=True).title()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from hashlib import sha256
 from pathlib import Path
 
@@ -103,6 +104,28 @@ COMPANY_STEMS = (
     "Vertex", "Pioneer", "Beacon", "Anchor", "Compass", "Lantern", "Falcon", "Heron", "Cobalt", "Amber",
     "Granite", "Juniper", "Saffron", "Tundra", "Zephyr",
 )  # fmt: skip
+
+_BEGINS = (
+    "b", "bl", "br", "c", "ch", "cl", "cr", "d", "dr", "f", "fl", "fr", "g", "gl", "gr", "h", "j", "k", "l",
+    "m", "n", "p", "ph", "pl", "pr", "qu", "r", "s", "sc", "sh", "sk", "sl", "sn", "sp", "st", "str", "t",
+    "th", "tr", "v", "w", "wh", "y", "z", "",
+)  # fmt: skip
+_VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "ee", "ou", "oo", "ie", "y")
+_ENDS = (
+    "", "", "", "b", "ck", "d", "ff", "g", "l", "ll", "m", "n", "nd", "ng", "nt", "p", "r", "rd", "rn", "rt",
+    "st", "t", "tch", "x", "z",
+)  # fmt: skip
+
+
+def made_up(draw: random.Random) -> str:
+    """A word that does not exist, of one to three syllables."""
+    while True:
+        parts = [
+            f"{draw.choice(_BEGINS)}{draw.choice(_VOWELS)}{draw.choice(_ENDS)}"
+            for _ in range(draw.choice((1, 2, 2, 3)))
+        ]
+        if 3 <= len(word := "".join(parts)) <= 11:
+            return word
 
 
 def is_held_out(*words: str) -> bool:

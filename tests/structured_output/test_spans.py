@@ -1,4 +1,4 @@
-"""`x-spanOf`: exactly the runs of words of the text, however they are written."""
+"""`x-spanOf`: exactly the runs of words of the text, and the numbers it says, however they are written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dgemma.structured_output.budget import TimeBudget
 from dgemma.structured_output.compiler import GrammarCompiler
 from dgemma.structured_output.dfa import DFA, build_dfa
 from dgemma.structured_output.json_schema.grammar import schema_grammar
-from dgemma.structured_output.json_schema.spans import SpliceError, span_grammar
+from dgemma.structured_output.json_schema.spans import SpliceError, numbers_said, span_grammar
 from dgemma.structured_output.json_schema.syntax import JsonSyntax, ToolCallSyntax
 from dgemma.structured_output.response_format import JsonFormat
 from dgemma.structured_output.token_dfa import TokenDFA, build_token_dfa
@@ -98,6 +98,43 @@ def test_in_a_schema_with_other_keywords() -> None:
         assert dfa.matches(text) == (text == '"lamp"'), text
 
 
+NUMBERS = {
+    "Send two lamps at €24.09": {1, 2, 24.09, 24, 9},
+    "12 boxes, 1,234.50 in all": {1, 12, 1234.5, 234, 50},
+    "1.234,5 or 1,234": {1, 1234.5, 1234, 1.234, 234, 5},
+    "A dozen, twenty-five or -3.50 C": {1, 12, 25, 20, 5, -3.5, -3, 3, 50},
+    "sensor A-5 on 2026-11-18, 0.0 V": {1, 5, 2026, 11, 18, 0},
+    "nothing": {1},
+    "12345678901234567 007": {1, 7},
+}
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_numbers_of_a_text_in_digits_and_words(text: str) -> None:
+    assert set(numbers_said(text).values()) == NUMBERS[text]
+    for written, value in numbers_said(text).items():
+        assert json.loads(written) == value
+
+
+@given(st.text(alphabet="0123456789.,- ax", max_size=20))
+def test_every_number_said_is_json(text: str) -> None:
+    for written, value in numbers_said(text).items():
+        assert json.loads(written) == value
+        assert compiled({"type": "number", "x-spanOf": text}).matches(written)
+
+
+def test_numbers_in_a_schema_with_other_keywords() -> None:
+    dfa = compiled({"type": ["integer", "string"], "x-spanOf": "20 or thirty lamps", "minimum": 25})
+    for text in ("30", '"20"', '"lamp"'):
+        assert dfa.matches(text), text
+    for text in ("20", "1", "25", '"30"', "30.0"):
+        assert not dfa.matches(text), text
+    assert compiled({"type": "integer", "x-spanOf": "4 or six", "multipleOf": 3}).matches("6")
+    assert not compiled({"type": "integer", "x-spanOf": "4 or six", "multipleOf": 3}).matches("3")
+    with pytest.raises(InputError, match="nothing that can be written"):
+        compiled({"type": "integer", "x-spanOf": "4 or 6", "minimum": 7})
+
+
 def test_a_text_without_words_leaves_no_string() -> None:
     assert compiled({"type": ["string", "null"], "x-spanOf": " "}).matches("null")
     with pytest.raises(InputError, match="nothing that can be written"):
@@ -142,7 +179,9 @@ def order(text: str, other: str) -> Any:
             "who": {"anyOf": [span, {"type": "null"}]},
             "items": {"type": "array", "items": span, "maxItems": 3},
             "note": {"type": "string", "x-spanOf": other},
-            "count": {"type": "integer"},
+            "count": {"type": "integer", "x-spanOf": text},
+            "price": {"type": ["number", "null"], "x-spanOf": text, "minimum": 0},
+            "size": {"type": "integer"},
         },
         "required": ["who", "items", "note"],
         "additionalProperties": False,
@@ -164,6 +203,10 @@ def test_texts_spliced_into_a_schema_are_the_same_language(text: str, other: str
         {"anyOf": [{"type": "string", "x-spanOf": "two lamps"}, {"enum": ["lamps", "other"]}]},
         {"allOf": [{"type": "string", "x-spanOf": "two lamps"}, {"pattern": "^l"}]},
         {"type": ["string", "null"], "x-spanOf": " "},
+        {"type": "integer", "x-spanOf": "two or 4 lamps", "multipleOf": 2},
+        {"type": "integer", "x-spanOf": "two or 4 lamps", "not": {"const": 1}},
+        {"allOf": [{"type": "integer", "x-spanOf": "2 or 4"}, {"x-spanOf": "4 or 6"}]},
+        {"type": ["integer", "null"], "x-spanOf": "two lamps", "minimum": 5},
     ],
 )
 def test_what_cannot_be_spliced_is_compiled_as_a_whole(schema: Any) -> None:

@@ -29,8 +29,8 @@ UNITS = ("C", "%", "hPa", "kg", "km/h", "V", "cm", "W", "dB")
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 VERBATIM = "x-verbatim"
-"""Marks a string that is words of the message."""
-MAX_GROUNDED = 12_000  # characters of the message times verbatim strings: a fifth of what can be compiled
+"""Marks a string that is words of the message, or a number that it says."""
+MAX_GROUNDED = 12_000  # characters of the message times verbatim values: a fifth of what can be compiled
 
 Schema = dict[str, Any]
 RecordTypes = Mapping[str, Schema]
@@ -53,8 +53,9 @@ _TEXT: Schema = {"type": "string", VERBATIM: True}
 _PHONE: Schema = {"type": "string", "pattern": r"^\+?\d{3,20}$"}
 _DATE: Schema = {"type": "string", "pattern": r"^20\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])$"}
 _TIME: Schema = {"type": "string", "pattern": r"^([01]\d|2[0-3]):[0-5]\d$"}
-_COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": 9999}
-_NUMBER: Schema = {"type": "number", "minimum": -99_999, "maximum": 99_999}
+_INTEGER: Schema = {"type": "integer", "minimum": 0, "maximum": 9999}  # computed: two hours are 120 minutes
+_COUNT: Schema = {**_INTEGER, VERBATIM: True}
+_NUMBER: Schema = {"type": "number", "minimum": -99_999, "maximum": 99_999, VERBATIM: True}
 _WORDS: Schema = {"type": "array", "items": _TEXT, "maxItems": 4}
 
 RECORD_TYPES: RecordTypes = {
@@ -62,7 +63,7 @@ RECORD_TYPES: RecordTypes = {
         title=_TEXT,
         date=_or_null(_DATE),
         time=_or_null(_TIME),
-        minutes=_or_null(_COUNT),
+        minutes=_or_null(_INTEGER),
         place=_or_null(_TEXT),
         people=_WORDS,
     ),
@@ -128,7 +129,7 @@ def any_schema(types: RecordTypes = RECORD_TYPES) -> Schema:
 
 
 def grounded(schema: Schema, message: str) -> Schema:
-    """The schema with its verbatim strings bound to the words of the message.
+    """The schema with its verbatim values bound to the words and numbers of the message.
 
     As it is, if that would take too long to compile.
     """

@@ -21,8 +21,10 @@ from dgemma.structured_output.dfa import DFA, build_dfa
 from dgemma.structured_output.json_schema.grammar import json_object_grammar, schema_grammar
 from dgemma.structured_output.json_schema.keywords import SPAN_OF
 from dgemma.structured_output.json_schema.spans import (
+    SpanRequest,
     SpanTokens,
     SpliceError,
+    number_span_grammar,
     span_grammar,
     splice,
     without_texts,
@@ -83,7 +85,8 @@ class GrammarCompiler:
         self._controls = controls
         self._end_tokens = end_tokens
         self._cache: OrderedDict[Hashable, TokenDFA] = OrderedDict()
-        self._skeletons: OrderedDict[Hashable, DFA] = OrderedDict()  # of schemas with x-spanOf, without texts
+        # Of schemas with x-spanOf, without texts; and the tokens that stand for what is asked of these.
+        self._skeletons: OrderedDict[Hashable, tuple[DFA, dict[SpanRequest, int]]] = OrderedDict()
         self._cache_lock = Lock()
 
     def cached(self, response_format: ResponseFormat, *, allow_thought: bool = False) -> Constraint | None:
@@ -200,18 +203,24 @@ class GrammarCompiler:
         with self._cache_lock:
             skeleton = self._skeletons.get(key)
         if skeleton is None:
-            grammar = self._framed(schema_grammar(schema, SpanTokens(), budget=budget), allow_thought)
-            skeleton = build_dfa(grammar, budget)
+            syntax = SpanTokens()
+            grammar = self._framed(schema_grammar(schema, syntax, budget=budget), allow_thought)
+            skeleton = build_dfa(grammar, budget), syntax.token_of
             with self._cache_lock:
                 self._skeletons[key] = skeleton
                 while len(self._skeletons) > _MAX_SKELETONS:
                     self._skeletons.popitem(last=False)
+        dfa, token_of = skeleton
         spans = {}
-        for number, text in enumerate(texts):
-            if (span := span_grammar(text, JsonSyntax(), budget)) is None:
+        for (number, taken), token in token_of.items():
+            if taken is None:
+                span: Node | None = span_grammar(texts[number], JsonSyntax(), budget)
+            else:
+                span = number_span_grammar(texts[number], taken)
+            if span is None:
                 raise SpliceError
-            spans[-1 - number] = build_dfa(span, budget)
-        return splice(skeleton, spans)
+            spans[token] = build_dfa(span, budget)
+        return splice(dfa, spans)
 
     def _answer_grammar(
         self, response_format: ResponseFormat, allow_thought: bool, budget: TimeBudget

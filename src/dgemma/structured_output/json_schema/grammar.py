@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from dgemma.errors import InputError, error_field
 from dgemma.structured_output.budget import TimeBudget
+from dgemma.structured_output.dfa import intersection
 from dgemma.structured_output.json_schema.arrays import (
     ArrayKeywords,
     ArrayShape,
@@ -24,10 +25,25 @@ from dgemma.structured_output.json_schema.arrays import (
     distinct_array_grammar,
 )
 from dgemma.structured_output.json_schema.branches import BranchExpander
-from dgemma.structured_output.json_schema.keywords import KINDS, NOT_EQUAL, items, kinds_of, refused
-from dgemma.structured_output.json_schema.numbers import number_grammar
+from dgemma.structured_output.json_schema.keywords import (
+    KINDS,
+    NOT_EQUAL,
+    NOT_MULTIPLE_OF,
+    SPAN_OF,
+    items,
+    kinds_of,
+    refused,
+    text,
+)
+from dgemma.structured_output.json_schema.numbers import bounds_of, number_grammar
 from dgemma.structured_output.json_schema.objects import ObjectKeywords, ObjectShape, object_grammar
 from dgemma.structured_output.json_schema.source import Branch, Conjunction, SchemaSource
+from dgemma.structured_output.json_schema.spans import (
+    NumberRange,
+    SpanTokens,
+    SpliceError,
+    number_span_grammar,
+)
 from dgemma.structured_output.json_schema.strings import StringKeywords
 from dgemma.structured_output.json_schema.syntax import ValueSyntax, value_grammar
 from dgemma.structured_output.json_schema.values import ValueValidator, frozen
@@ -278,7 +294,7 @@ class SchemaPlanner:
             kinds = self._kinds(branch)
             found += [literal(text) for text in self._literals(branch, kinds)]
             if kinds & {"integer", "fraction"}:
-                number = number_grammar(branch, kinds, self._source, self._budget)
+                number = self._number(branch, kinds)
                 found += [number] if number is not None else []
             if "string" in kinds and (content := self._strings.content(branch)) is not None:
                 found.append(self._syntax.quoted(content))
@@ -286,6 +302,26 @@ class SchemaPlanner:
                 found += self._arrays.shapes(branch)
             if "object" in kinds:
                 found += self._objects.shapes(branch)
+        return found
+
+    def _number(self, branch: Branch, kinds: frozenset[str]) -> Node | None:
+        found_texts = (text(one, SPAN_OF, self._source.where(one)) for one in branch)
+        texts = list(dict.fromkeys(source for source in found_texts if source is not None))
+        if not texts:
+            return number_grammar(branch, kinds, self._source, self._budget)
+        taken = NumberRange(bounds_of(branch, self._source), only_integers="fraction" not in kinds)
+        others = ("multipleOf", NOT_EQUAL, NOT_MULTIPLE_OF)
+        if isinstance(self._syntax, SpanTokens):
+            is_alone = len(texts) == 1 and not any(name in one for one in branch for name in others)
+            if not is_alone or "integer" not in kinds:
+                raise SpliceError
+            return self._syntax.span(texts[0], taken)
+        found = number_grammar(branch, kinds, self._source, self._budget)
+        for source in texts:
+            said = number_span_grammar(source, taken)
+            if found is None or said is None:
+                return None
+            found = intersection(found, said, self._budget)
         return found
 
     def _kinds(self, branch: Branch) -> frozenset[str]:

@@ -35,7 +35,7 @@ _REFUSED = {
     "nullable": "belongs to OpenAPI; use a list of types with 'null' in it",
 }
 SPAN_OF = "x-spanOf"
-"""Our own: the string is a run of words of this text. Validators ignore keywords that begin with x-."""
+"""Our own: a string is a run of words of this text, a number one that it says. Validators ignore `x-...`."""
 # Keywords of derived schemas (`negation.py`). A caller's schema may not contain them.
 KIND_IN = "\0kinds"  # the value has one of these kinds
 NOT_EQUAL = "\0unlike"  # the value equals none of these

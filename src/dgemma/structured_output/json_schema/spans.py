@@ -1,17 +1,17 @@
-"""`x-spanOf`: strings that are runs of words of a given text, as a DFA.
+"""`x-spanOf`: strings that are runs of words of a given text, and numbers that it says, as DFAs.
 
-The language is finite, and a subset construction from all word starts at once gives at most about two states
-per byte of the text: they are the states of its suffix automaton.
+The language of strings is finite, and a subset construction from all word starts at once gives at most about
+two states per byte of the text: they are the states of its suffix automaton.
 
 Messages differ while their schema stays the same. So the schema is compiled once, with a special token in the
-place of each such string, and the DFAs of the texts are spliced in (`splice`).
+place of each such value, and the DFAs of the texts are spliced in (`splice`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -20,12 +20,26 @@ import numpy as np
 from dgemma.structured_output.budget import TimeBudget
 from dgemma.structured_output.dfa import DFA, MAX_STATES
 from dgemma.structured_output.json_schema.keywords import SPAN_OF
+from dgemma.structured_output.json_schema.numbers import FLOAT_DIGITS, NumberBounds
 from dgemma.structured_output.json_schema.syntax import JsonSyntax, ValueSyntax
-from dgemma.structured_output.regex import DFANode, SpecialToken
+from dgemma.structured_output.regex import Alternation, DFANode, Node, SpecialToken, literal
 
 _WORD = re.compile(r"[^\W_]+")
 _BETWEEN_SPACES = re.compile(r"\S+")
 _PLURAL = re.compile(r"(?<=...)e?s$")  # "bus" is not the plural of "bu"
+_NUMERAL = re.compile(r"(?:(?<![^\W_])-)?[0-9]+(?:[.,][0-9]+)*")
+_SMALL = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_NUMBER_WORDS = {
+    **{word: number for number, word in enumerate(_SMALL)},
+    "dozen": 12,
+    **{word: 10 * tens for tens, word in enumerate(_TENS, 2)},
+    **{f"{word}-{_SMALL[n]}": 10 * tens + n for tens, word in enumerate(_TENS, 2) for n in range(1, 10)},
+}
+_WORD_WITH_HYPHENS = re.compile(r"[a-z]+(?:-[a-z]+)*")
 
 
 def span_grammar(text: str, syntax: ValueSyntax, budget: TimeBudget) -> DFANode | None:
@@ -85,16 +99,67 @@ def _bounds(text: str) -> tuple[set[int], set[int]]:
     return starts, ends
 
 
+@dataclass(frozen=True)
+class NumberRange:
+    """Which of the numbers of a text a schema takes."""
+
+    bounds: NumberBounds
+    only_integers: bool
+
+    def holds(self, value: int | float) -> bool:
+        return self.bounds.hold(value) and not (self.only_integers and isinstance(value, float))
+
+
+def number_span_grammar(text: str, taken: NumberRange) -> Node | None:
+    """The numbers that `text` says, as JSON writes them; None if the range has none of them."""
+    found = sorted(written for written, value in numbers_said(text).items() if taken.holds(value))
+    return Alternation(tuple(map(literal, found))) if found else None
+
+
+def numbers_said(text: str) -> dict[str, int | float]:
+    """Numbers in digits, with point or comma, and in English words up to ninety-nine, as JSON writes them.
+
+    1 is always there, because a single thing is often said without a number.
+    """
+    found: dict[str, int | float] = {"1": 1}
+    for word in _WORD_WITH_HYPHENS.findall(text.lower()):
+        for part in (word, *word.split("-")):
+            if part in _NUMBER_WORDS:
+                found[str(_NUMBER_WORDS[part])] = _NUMBER_WORDS[part]
+    for numeral in _NUMERAL.findall(text):
+        sign, parts = "-" * numeral.startswith("-"), re.split("[.,]", numeral.lstrip("-"))
+        readings = {*parts, sign + parts[0]}
+        if len(parts) > 1:
+            whole, places = "".join(parts[:-1]), parts[-1]
+            readings |= {f"{sign}{whole}.{places}", f"{sign}{whole}.{places.rstrip('0')}".rstrip(".")}
+            if all(len(part) == 3 for part in parts[1:]):
+                readings.add(sign + whole + places)  # thousands
+        for reading in readings:
+            whole, point, places = reading.lstrip("-").partition(".")
+            written = f"{'-' * reading.startswith('-')}{whole.lstrip('0') or '0'}{point}{places}"
+            is_short = len(whole) + len(places) <= FLOAT_DIGITS
+            if is_short and (written == "0" or float(written) != 0):  # no "-0", which bounds do not write
+                found[written] = float(written) if point else int(written)
+    return found
+
+
 class SpliceError(Exception):
     """The schema has to be compiled with its texts: something else stands where a span may begin or end."""
 
 
+SpanRequest = tuple[int, NumberRange | None]
+"""The number of a text, and which of its numbers are meant; None: runs of its words."""
+
+
 @dataclass(frozen=True)
 class SpanTokens(JsonSyntax):
-    """JSON in which `x-spanOf: "0"` is written as the special token -1, `"1"` as -2, and so on."""
+    """JSON in which special tokens stand for what is asked of texts; `x-spanOf` has the text's number."""
 
-    def span(self, number: str) -> SpecialToken:
-        return SpecialToken(-1 - int(number))
+    token_of: dict[SpanRequest, int] = field(default_factory=dict)
+
+    def span(self, text: str, numbers: NumberRange | None = None) -> SpecialToken:
+        request = (int(text), numbers)
+        return SpecialToken(self.token_of.setdefault(request, -1 - len(self.token_of)))
 
 
 def without_texts(schema: Any) -> tuple[Any, list[str]]:
