@@ -2,11 +2,12 @@
 
     python -m benchmarks.edit [--lines N] [--seed S] [--suffix=-name]
 
-A line is 48 tokens of a held-out document after 96 others, with one to three words spoilt: a letter
-replaced, inserted or left out. `edit` finds and mends them. `anew` writes the whole line again from noise,
-with the same weights and sampler, shown the spoilt line by the chat template. `seed_canvas` takes the spoilt
-line as the first canvas and denoises it to its end. Mended: the word is as it was written. Altered: of the
-tokens that were right, those that are no longer there. Forwards: denoise forwards.
+A line is 48 tokens of a held-out document after 96 others (fewer of an entry), with one to three words
+spoilt: a letter replaced, inserted or left out. `edit` finds and mends them. `anew` writes the whole line
+again from noise, with the same weights and sampler, shown the spoilt line by the chat template.
+`seed_canvas` takes the spoilt line as the first canvas and denoises it to its end. Mended: the word is as
+it was written. Altered: of the tokens that were right, those that are no longer there. Forwards: denoise
+forwards.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import re
 import statistics
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.held_out_text import passages
+from benchmarks.held_out_text import CORPUS, passages
 from dgemma import LanguageModel, load
 from dgemma.engine.request import PinnedTokens
 from dgemma.tasks.context import canvas_of
@@ -44,7 +46,9 @@ class Spoilt:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="bundled:text")
+    parser.add_argument("--corpus", type=Path, default=CORPUS, help="held-out documents, or entries (.jsonl)")
     parser.add_argument("--lines", type=int, default=100)
+    parser.add_argument("--tokens", type=int, default=48, help="of a line (default: 48)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--gain", type=float, default=EditOptions.gain)
     parser.add_argument("--closeness", type=float, default=6.0)
@@ -55,7 +59,7 @@ def main() -> None:
     lm = load(args.model, dtype="float32")
     options = EditOptions(gain=args.gain, closeness=args.closeness, suspicion=args.suspicion)
     rows: dict[str, list[dict[str, Any]]] = {"edit": [], "anew": [], "seed_canvas": []}
-    for number, line in enumerate(spoilt_lines(lm, args.lines, args.seed), start=1):
+    for number, line in enumerate(spoilt_lines(lm, args.lines, args.tokens, args.seed, args.corpus), start=1):
         began = time.perf_counter()
         bench = lm._task_context(seed=number)
         found = drive(edit(bench, line.text, "", options, before=line.before, after=line.after), lm._ask)
@@ -75,11 +79,13 @@ def main() -> None:
     record.write("edit", findings, args.suffix)
 
 
-def spoilt_lines(lm: LanguageModel, count: int, seed: int) -> list[Spoilt]:
+def spoilt_lines(lm: LanguageModel, count: int, num_tokens: int, seed: int, corpus: Path) -> list[Spoilt]:
     rng = random.Random(seed)
     decode = lm.tokenizer.decode
     found: list[Spoilt] = []
-    for passage in passages(lm.tokenizer, [48] * count * 3, before=96, after=32, seed=seed):
+    for passage in passages(
+        lm.tokenizer, [num_tokens] * count * 3, before=96, after=32, seed=seed, corpus=corpus
+    ):
         right = decode(passage.inside)
         words = [match for match in WORD.finditer(right) if match.end() < len(right)]
         if not words or len(found) == count:

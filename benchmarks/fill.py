@@ -14,10 +14,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.held_out_text import Passage, passages
+from benchmarks.held_out_text import CORPUS, Passage, passages
 from dgemma import LanguageModel, load
 from dgemma.tasks.borders import Borders
 from dgemma.tasks.infill import Filled, FillOptions, fill_between
@@ -30,6 +31,7 @@ BEFORE, AFTER, SCORED = 128, 60, 24
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="bundled:text")
+    parser.add_argument("--corpus", type=Path, default=CORPUS, help="held-out documents, or entries (.jsonl)")
     parser.add_argument("--per-length", type=int, default=20)
     parser.add_argument("--short", type=int, default=3, help="times as many gaps of 1 to 3 tokens")
     parser.add_argument("--seed", type=int, default=1)
@@ -41,7 +43,8 @@ def main() -> None:
     lengths = [n for n in LENGTHS for _ in range(args.per_length * (args.short if n <= 3 else 1))]
     rows: list[dict[str, Any]] = []
     for number, passage in enumerate(
-        passages(lm.tokenizer, lengths, before=BEFORE, after=AFTER, seed=args.seed), start=1
+        passages(lm.tokenizer, lengths, before=BEFORE, after=AFTER, seed=args.seed, corpus=args.corpus),
+        start=1,
     ):
         rows.append(one_gap(lm, passage, number))
         print(f"{number} of {len(lengths)}: {rows[-1]}", flush=True)
@@ -53,9 +56,9 @@ def main() -> None:
         "length_choice_of_all": length_choice(rows, every=True),
     }
     if args.cuts:
-        findings["cut_anywhere"] = cut_anywhere(lm, args.cuts, args.seed)
+        findings["cut_anywhere"] = cut_anywhere(lm, args.cuts, args.seed, args.corpus)
     if args.prompted:
-        findings["prompted"] = prompted(lm, args.prompted, args.seed)
+        findings["prompted"] = prompted(lm, args.prompted, args.seed, args.corpus)
     record.write("fill", findings, args.suffix)
 
 
@@ -128,11 +131,18 @@ def length_choice(rows: list[dict[str, Any]], *, every: bool = False) -> dict[st
     }
 
 
-def cut_anywhere(lm: LanguageModel, count: int, seed: int) -> dict[str, Any]:
+def cut_anywhere(lm: LanguageModel, count: int, seed: int, corpus: Path) -> dict[str, Any]:
     """Gaps of one to four tokens' text, moved by a character or two: exact texts, healed and not."""
     hits = {"healed": 0, "not_healed": 0}
     for number, passage in enumerate(
-        passages(lm.tokenizer, [1, 2, 3, 4] * (count // 4), before=BEFORE, after=AFTER, seed=seed + 1)
+        passages(
+            lm.tokenizer,
+            [1, 2, 3, 4] * (count // 4),
+            before=BEFORE,
+            after=AFTER,
+            seed=seed + 1,
+            corpus=corpus,
+        )
     ):
         before, inside, after = map(lm.tokenizer.decode, (passage.before, passage.inside, passage.after))
         shift = 1 + number % 3
@@ -143,12 +153,12 @@ def cut_anywhere(lm: LanguageModel, count: int, seed: int) -> dict[str, Any]:
     return {"gaps": 4 * (count // 4), **{name: round(n / (4 * (count // 4)), 3) for name, n in hits.items()}}
 
 
-def prompted(lm: LanguageModel, count: int, seed: int) -> dict[str, Any]:
+def prompted(lm: LanguageModel, count: int, seed: int, corpus: Path) -> dict[str, Any]:
     """The same gaps asked for through the chat template, closed by the end token."""
     hits = {"lengths": 0, "prompt": 0}
     nats: dict[str, list[float]] = {"lengths": [], "prompt": []}
     for number, passage in enumerate(
-        passages(lm.tokenizer, [1, 2, 3, 4] * (count // 4), before=48, after=48, seed=seed + 2)
+        passages(lm.tokenizer, [1, 2, 3, 4] * (count // 4), before=48, after=48, seed=seed + 2, corpus=corpus)
     ):
         before, inside, after = map(lm.tokenizer.decode, (passage.before, passage.inside, passage.after))
         for name in ("lengths", "prompt"):

@@ -7,18 +7,26 @@ from hashlib import sha256
 
 SPLITS = ("train", "held_out")
 HELD_OUT_ONE_IN = 50
+HELD_OUT_TOPICS_ONE_IN = 10
 
 
 @dataclass(frozen=True)
 class Entry:
-    """text: whole sentences. question: one that the text answers; empty if none was found."""
+    """text: whole sentences. chats: questions and answers about it."""
 
     source: str
     name: str
     text: str
-    question: str = ""
+    question: str = ""  # one that the first paragraph answers; empty if none was found
+    chats: tuple[tuple[str, str], ...] = ()
+    is_made: bool = False  # by a generator, of sentences that recur; it is held out by its topic
 
     @property
     def split(self) -> str:
-        number = int(sha256(f"{self.source}/{self.name}".encode()).hexdigest()[:8], 16)
-        return SPLITS[number % HELD_OUT_ONE_IN == 0]
+        if self.is_made:
+            return SPLITS[is_held_out(self.name.partition(".")[0], one_in=HELD_OUT_TOPICS_ONE_IN)]
+        return SPLITS[is_held_out(f"{self.source}/{self.name}", one_in=HELD_OUT_ONE_IN)]
+
+
+def is_held_out(name: str, *, one_in: int) -> bool:
+    return int(sha256(name.encode()).hexdigest()[:8], 16) % one_in == 0

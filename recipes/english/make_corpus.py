@@ -1,11 +1,12 @@
-"""Plain English sentences: what Debian says of its packages, WordNet of words, and Python's documentation.
+"""Plain English sentences: small scenes, what WordNet says of words, Debian of its packages, and Python's
+documentation.
 
     apt-get -o Acquire::Languages=en update; apt-get install wordnet-base python3-doc
     python -m recipes.english.make_corpus --out data/english
 
 Writes `train.jsonl` and `held_out.jsonl`, an entry per line, and `chats/` with the same entries as questions
-and answers. Kept are sentences of common words: of at most one word that is rare, or a name. An entry is held
-out by a hash of its name, and only if most of what it says is new. The same packages give the same bytes.
+and answers. Kept are sentences of common words. An entry is held out by a hash of its name, and only if most
+of what it says is new; a scene is held out with its whole topic. The same packages give the same bytes.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from recipes.english.debian import debian_entries, find_translations
 from recipes.english.entry import SPLITS, Entry
 from recipes.english.prose import sentences
 from recipes.english.python_docs import python_entries
+from recipes.english.scenes import scene_entries
 from recipes.english.wordnet import wordnet_entries
 
-MIN_COUNT = 10  # of a common word, in all sentences
-MAX_RARE = 1  # rare words of a sentence
+NUM_SCENES = 30_000
+MIN_COUNT = 20  # of a common word, in all sentences
+MAX_RARE = 0  # rare words of a sentence
 MIN_CHARS = 30  # of an entry
 RUN = 5  # words; what two texts share is counted in runs of so many
 MAX_SHARED = {"train": 0.5, "held_out": 0.1}  # of an entry's runs, with the training entries before it
@@ -38,9 +41,10 @@ def main() -> None:
     parser.add_argument(
         "--descriptions", type=Path, help="a Translation-en file (default: what apt has stored)"
     )
+    parser.add_argument("--scenes", type=int, default=NUM_SCENES, help=f"(default: {NUM_SCENES:,})")
     args = parser.parse_args()
     read = [*debian_entries(args.descriptions or find_translations()), *wordnet_entries(), *python_entries()]
-    write_corpus(args.out, new_entries(common_entries(read)))
+    write_corpus(args.out, [*new_entries(common_entries(read)), *scene_entries(args.scenes)])
 
 
 def common_entries(entries: Sequence[Entry]) -> Iterator[Entry]:
@@ -97,10 +101,11 @@ def write_corpus(out: Path, entries: Iterable[Entry]) -> None:
     (out / "chats").mkdir(parents=True, exist_ok=True)
     for split, some in texts.items():
         write_lines(out / f"{split}.jsonl", ({"text": entry.text, "source": entry.source} for entry in some))
-        asked = [entry for entry in some if entry.question]
+        asked = [(entry.question, entry.text.split("\n")[0]) for entry in some if entry.question]
+        asked += [(f"{entry.text} {chat[0]}", chat[1]) for entry in some for chat in entry.chats[-1:]]
         write_lines(
             out / "chats" / f"{split}.jsonl",
-            ({"prompt": entry.question, "response": entry.text.split("\n")[0]} for entry in asked),
+            ({"prompt": question, "response": answer} for question, answer in asked),
         )
         for source in sorted({entry.source for entry in some}):
             own = [entry for entry in some if entry.source == source]

@@ -146,10 +146,10 @@ def test_prose_of_the_documentation(tmp_path: Path) -> None:
 
 
 def test_sentences_with_rare_words_are_left_out() -> None:
-    common = [entry(str(number), "The tool is a part of the set that we all use.") for number in range(10)]
-    mixed = entry("x", "The tool is a zarf of the set that we all use. A quux is a frob of the set.")
+    common = [entry(str(number), "The tool is a part of the set that we all use.") for number in range(20)]
+    mixed = entry("x", "The tool is a set that we all use. A quux is a frob of the set.")
     kept = list(common_entries([*common, mixed]))[-1]
-    assert kept.text == "The tool is a zarf of the set that we all use."
+    assert kept.text == "The tool is a set that we all use."
     assert kept.question == mixed.question
     other = entry("y", "A quux is a frob of the set.\nThe tool is a part of the set that we all use.")
     kept = list(common_entries([*common, other]))[-1]
