@@ -17,7 +17,7 @@ class Entry:
     source: str
     name: str
     text: str
-    question: str = ""  # one that the first paragraph answers; empty if none was found
+    question: str = ""  # one that the text answers; empty if none was found
     chats: tuple[tuple[str, str], ...] = ()
     is_made: bool = False  # by a generator, of sentences that recur; it is held out by its topic
 

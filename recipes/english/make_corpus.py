@@ -1,7 +1,6 @@
-"""Plain English sentences: small scenes, what WordNet says of words, Debian of its packages, and Python's
-documentation.
+"""Plain English sentences: small scenes, and what WordNet says of words.
 
-    apt-get -o Acquire::Languages=en update; apt-get install wordnet-base python3-doc
+    apt-get install wordnet-base
     python -m recipes.english.make_corpus --out data/english
 
 Writes `train.jsonl` and `held_out.jsonl`, an entry per line, and `chats/` with the same entries as questions
@@ -19,16 +18,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from recipes.english.debian import debian_entries, find_translations
 from recipes.english.entry import SPLITS, Entry
 from recipes.english.prose import sentences
-from recipes.english.python_docs import python_entries
 from recipes.english.scenes import scene_entries
 from recipes.english.wordnet import wordnet_entries
 
-NUM_SCENES = 30_000
+NUM_SCENES = 40_000
 MIN_COUNT = 20  # of a common word, in all sentences
-MAX_RARE = 0  # rare words of a sentence
 MIN_CHARS = 30  # of an entry
 RUN = 5  # words; what two texts share is counted in runs of so many
 MAX_SHARED = {"train": 0.5, "held_out": 0.1}  # of an entry's runs, with the training entries before it
@@ -38,50 +34,34 @@ _WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("data/english"), help="(default: data/english)")
-    parser.add_argument(
-        "--descriptions", type=Path, help="a Translation-en file (default: what apt has stored)"
-    )
     parser.add_argument("--scenes", type=int, default=NUM_SCENES, help=f"(default: {NUM_SCENES:,})")
     args = parser.parse_args()
-    read = [*debian_entries(args.descriptions or find_translations()), *wordnet_entries(), *python_entries()]
-    write_corpus(args.out, [*new_entries(common_entries(read)), *scene_entries(args.scenes)])
+    definitions = new_entries(common_entries(list(wordnet_entries())))
+    write_corpus(args.out, [*definitions, *scene_entries(args.scenes)])
 
 
 def common_entries(entries: Sequence[Entry]) -> Iterator[Entry]:
-    """The entries as far as their sentences have common words."""
+    """The entries up to their first sentence with a word that is not common."""
     counts = Counter(word for entry in entries for word in words(entry.text))
     for entry in entries:
-        paragraphs = []
-        for paragraph in entry.text.split("\n"):
-            kept = []
-            for sentence in sentences(paragraph):
-                rare = {word for word in words(sentence) if counts[word] < MIN_COUNT}
-                if len(rare) > MAX_RARE:
-                    break
-                kept.append(sentence)
-            if kept:
-                paragraphs.append(" ".join(kept))
-        # A question asks for what the first sentence says.
-        is_whole = bool(paragraphs) and entry.text.startswith(paragraphs[0][:20])
-        text = "\n".join(paragraphs)
-        if len(text) >= MIN_CHARS:
-            yield replace(entry, text=text, question=entry.question if is_whole else "")
+        kept = []
+        for sentence in sentences(entry.text):
+            if any(counts[word] < MIN_COUNT for word in words(sentence)):
+                break
+            kept.append(sentence)
+        if len(text := " ".join(kept)) >= MIN_CHARS:
+            yield replace(entry, text=text)
 
 
 def new_entries(entries: Iterable[Entry]) -> Iterator[Entry]:
     """Without entries that mostly repeat others; training entries come first."""
     seen: set[int] = set()
     for entry in sorted(entries, key=lambda entry: SPLITS.index(entry.split)):
-        paragraphs = []
-        for paragraph in entry.text.split("\n"):
-            runs = runs_of(paragraph)
-            if len(runs & seen) <= MAX_SHARED[entry.split] * len(runs):
-                paragraphs.append(paragraph)
-                if entry.split == "train":
-                    seen |= runs
-        if paragraphs and len(text := "\n".join(paragraphs)) >= MIN_CHARS:
-            is_whole = text.startswith(entry.text[:20])
-            yield replace(entry, text=text, question=entry.question if is_whole else "")
+        runs = runs_of(entry.text)
+        if len(runs & seen) <= MAX_SHARED[entry.split] * len(runs):
+            if entry.split == "train":
+                seen |= runs
+            yield entry
 
 
 def runs_of(text: str) -> set[int]:
@@ -101,7 +81,7 @@ def write_corpus(out: Path, entries: Iterable[Entry]) -> None:
     (out / "chats").mkdir(parents=True, exist_ok=True)
     for split, some in texts.items():
         write_lines(out / f"{split}.jsonl", ({"text": entry.text, "source": entry.source} for entry in some))
-        asked = [(entry.question, entry.text.split("\n")[0]) for entry in some if entry.question]
+        asked = [(entry.question, entry.text) for entry in some if entry.question]
         asked += [(f"{entry.text} {chat[0]}", chat[1]) for entry in some for chat in entry.chats[-1:]]
         write_lines(
             out / "chats" / f"{split}.jsonl",

@@ -15,7 +15,7 @@ from dgemma.checkpoint.random_weights import write_random
 from dgemma.model.config import LayerKind, LayerShape, ModelConfig, RopeShape
 from recipes.text.make_tokenizer import BYTES, control_names, learn, write_tokenizer
 
-VOCAB_SIZE = 4096
+VOCAB_SIZE = 3072
 CANVAS = 32  # a sentence
 NUM_LAYERS = 6
 ROPE = RopeShape(theta=500.0, rotated_share=1.0)

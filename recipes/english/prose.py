@@ -48,13 +48,3 @@ def is_sentence(text: str) -> bool:
         and text.count("(") == text.count(")")
         and text.count('"') % 2 == 0
     )
-
-
-def kept_sentences(text: str) -> str:
-    """The first sentences that read as English; the text ends at the first one that does not."""
-    kept = []
-    for sentence in sentences(plain(text)):
-        if not is_sentence(sentence):
-            break
-        kept.append(sentence)
-    return " ".join(kept)

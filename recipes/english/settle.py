@@ -8,7 +8,8 @@ recipe = replace(
     learn,
     model="runs/english/learn/model",
     out="runs/english/settle",
+    noise=replace(learn.noise, encoder_weight=0.5),
     optimizer=replace(learn.optimizer, learning_rate=2e-3, decay="linear", final=0.02),
-    steps=1500,
+    steps=270,
     seed=2,
 )

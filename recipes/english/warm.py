@@ -34,7 +34,7 @@ recipe = Recipe(
     optimizer=OptimizerRecipe(
         kind="muon", learning_rate=3e-3, betas=(0.9, 0.98), weight_decay=1e-2, warmup=0.02, decay="constant"
     ),
-    steps=1500,
-    batch=128,
+    steps=100,
+    batch=64,
     saving=SavingRecipe(every=100),
 )

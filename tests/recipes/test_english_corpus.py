@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 import json
-import lzma
 from pathlib import Path
 
 import pytest
 
-from recipes.english.debian import debian_entries, opened
 from recipes.english.entry import Entry
 from recipes.english.make_corpus import RUN, common_entries, new_entries, runs_of, words, write_corpus
-from recipes.english.prose import is_sentence, kept_sentences, plain
-from recipes.english.python_docs import python_entries
+from recipes.english.prose import is_sentence, plain
 from recipes.english.wordnet import wordnet_entries
 
-DESCRIPTIONS = """\
-Package: 2ping
-Description-md5: 25
-Description-en: Ping utility to determine packet loss
- 2ping is a bi-directional ping utility. It uses three pings to find
- out which direction packet loss occurs in. Visit https://example.org now.
- .
- Its features are:
-  * many
- .
- This package contains the documentation.
-
-Package: 2ping-doc
-Description-md5: 26
-Description-en: documentation
- It says how the program is used.
-
-Package: empty
-Description-md5: 27
-Description-en: nothing to see
- Short.
-"""
 GLOSSES = {
     "noun": '00000001 03 n 01 stone_wall 0 000 | a wall made of stones; "they built a stone wall"\n'
     "00000002 03 n 01 Rome 0 000 | the capital of Italy\n"
@@ -47,20 +22,6 @@ GLOSSES = {
     "00000006 03 s 01 rude 0 000 | (vulgar) not to be taught\n",
     "adv": "",
 }
-PAGE = """\
-Title
-=====
-
-.. index:: nonsense
-
-The :mod:`shelf` module keeps *things* in a row of boxes. It has no lock, see PEP 8 or `x_y`.
-
-.. function:: put(thing)
-
-   Put a thing into the first box that is free and large enough.
-
-   code = put(3)
-"""
 
 
 def entry(name: str, text: str, source: str = "made") -> Entry:
@@ -89,39 +50,8 @@ def test_what_reads_as_a_sentence(text: str, kept: bool) -> None:
     assert is_sentence(text) == kept
 
 
-def test_a_paragraph_ends_before_what_is_no_sentence() -> None:
-    text = "It is a tool, e.g. a hammer  of steel.\nIt has a grip. Visit www.example.org today. It is red."
-    assert kept_sentences(text) == "It is a tool, e.g. a hammer of steel. It has a grip."
+def test_quotes_and_dots_are_plain() -> None:
     assert plain("“quoted”  `code` , and a…") == "\"quoted\" 'code', and a..."
-
-
-def test_descriptions_of_packages(tmp_path: Path) -> None:
-    file = tmp_path / "Translation-en.xz"
-    file.write_bytes(lzma.compress(DESCRIPTIONS.encode()))
-    assert [(found.name, found.text) for found in debian_entries(file)] == [
-        (
-            "2ping",
-            "2ping is a bi-directional ping utility. It uses three pings to find out which direction packet "
-            "loss occurs in.",
-        )
-    ]
-
-
-@pytest.mark.parametrize(
-    ("title", "sentence"),
-    [
-        ("Real-time strategy game", "tool is a real-time strategy game."),
-        ("image viewer for the desktop", "tool is an image viewer for the desktop."),
-        ("The best editor of them all", "tool is the best editor of them all."),
-        ("GNU image program for all", "tool is a GNU image program for all."),
-        ("converts files into other files", ""),
-        ("set of tools", ""),
-        ("editor - metapackage", ""),
-        ("viewer (old)", ""),
-    ],
-)
-def test_a_title_becomes_a_sentence_where_an_article_fits(title: str, sentence: str) -> None:
-    assert opened("tool", title) == sentence
 
 
 def test_glosses_become_sentences(tmp_path: Path) -> None:
@@ -135,26 +65,14 @@ def test_glosses_become_sentences(tmp_path: Path) -> None:
     ]
 
 
-def test_prose_of_the_documentation(tmp_path: Path) -> None:
-    file = tmp_path / "share/doc/python3.11/html/_sources/library/shelf.rst.txt"
-    file.parent.mkdir(parents=True)
-    file.write_text(PAGE)
-    assert [found.text for found in python_entries(tmp_path)] == [
-        "The 'shelf' module keeps things in a row of boxes.",
-        "Put a thing into the first box that is free and large enough.",
-    ]
-
-
-def test_sentences_with_rare_words_are_left_out() -> None:
+def test_an_entry_ends_before_a_sentence_with_a_rare_word() -> None:
     common = [entry(str(number), "The tool is a part of the set that we all use.") for number in range(20)]
     mixed = entry("x", "The tool is a set that we all use. A quux is a frob of the set.")
-    kept = list(common_entries([*common, mixed]))[-1]
-    assert kept.text == "The tool is a set that we all use."
-    assert kept.question == mixed.question
-    other = entry("y", "A quux is a frob of the set.\nThe tool is a part of the set that we all use.")
-    kept = list(common_entries([*common, other]))[-1]
-    assert kept.text == "The tool is a part of the set that we all use."
-    assert kept.question == ""  # the text that is left does not begin with the answer
+    rare = entry("y", "A quux is a frob of the set. The tool is a part of the set that we all use.")
+    kept = list(common_entries([*common, mixed, rare]))
+    assert len(kept) == 21
+    assert kept[-1].text == "The tool is a set that we all use."
+    assert kept[-1].question == mixed.question
 
 
 def test_held_out_entries_say_what_no_training_entry_says() -> None:
@@ -179,8 +97,12 @@ def test_runs_are_of_five_words() -> None:
 
 
 def test_entries_are_written_as_records_and_chats(tmp_path: Path) -> None:
-    write_corpus(tmp_path, [entry("a", "A is the first.\nIt is old."), Entry("made", "b", "B is second.")])
+    scene = Entry("made", "b", "B is second.", chats=(("What is B?", "It is second."),))
+    write_corpus(tmp_path, [entry("a", "A is the first. It is old."), scene])
     lines = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
-    assert [line["text"] for line in lines] == ["A is the first.\nIt is old.", "B is second."]
+    assert [line["text"] for line in lines] == ["A is the first. It is old.", "B is second."]
     chats = [json.loads(line) for line in (tmp_path / "chats/train.jsonl").read_text().splitlines()]
-    assert chats == [{"prompt": "What is a?", "response": "A is the first."}]
+    assert chats == [
+        {"prompt": "What is a?", "response": "A is the first. It is old."},
+        {"prompt": "B is second. What is B?", "response": "It is second."},
+    ]
