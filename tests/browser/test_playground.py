@@ -6,8 +6,9 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
 ACTIVE = ("Cc", "Cf", "Cs", "Cn", "Zl", "Zp")  # categories of characters that do more than be seen
+MODES = ("sudoku", "forms", "canvas", "chat", "fill", "edit", "decide", "race", "trace")
+AXE = files("axe_playwright_python") / "axe.min.js"
+MAX_BYTES = 300_000  # of a first visit
 TIMEOUT_MS = 60_000  # a first request waits until its model is loaded
 
 
@@ -260,10 +264,34 @@ def test_the_page_of_a_trace_alone_is_as_safe(browser: Browser, tmp_path: Path) 
 
 def test_a_phone_needs_no_sideways_scrolling_in_any_mode(browser: Browser, address: str) -> None:
     visit = Visit(browser, address, viewport={"width": 390, "height": 800}, color_scheme="dark")
-    for name in ("sudoku", "forms", "canvas", "chat", "fill", "edit", "decide", "race", "trace"):
+    for name in MODES:
         visit.mode(name)
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= 390, name
     visit.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+def test_axe_finds_nothing_serious_in_any_mode(
+    browser: Browser, address: str, width: int, scheme: Literal["dark", "light"]
+) -> None:
+    size: Any = {"width": width, "height": 900}
+    # The page's own policy allows no script from outside, which axe is.
+    visit = Visit(browser, address, viewport=size, color_scheme=scheme, bypass_csp=True)
+    for name in MODES:
+        visit.mode(name)
+        visit.page.evaluate(AXE.read_text())
+        found = visit.page.evaluate("axe.run(document)")["violations"]
+        assert [one for one in found if one["impact"] in ("serious", "critical")] == [], name
+    visit.close()
+
+
+def test_a_first_visit_is_small(visit: Visit) -> None:
+    visit.mode("sudoku")
+    sizes = visit.page.evaluate(
+        "[...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]"
+        ".map((entry) => entry.transferSize)"
+    )
+    assert 0 < sum(sizes) < MAX_BYTES
 
 
 def test_a_key_is_asked_for_and_forgotten_by_a_reload_and_answers_come_without_traces(
