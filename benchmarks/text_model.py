@@ -1,12 +1,14 @@
 """The text model on held-out text, beside n-grams of the same text; and how many steps its canvases take.
 
-    python -m benchmarks.text_model --runs runs/text/learn runs/text/settle
+    python -m benchmarks.text_model --runs runs/english/warm runs/english/learn runs/english/settle
 
-causal: the perplexity per token of causal mode, in windows of 256 tokens, on every held-out document.
-n-grams: interpolated Kneser-Ney of order 5 over the same tokens, learned from growing parts of the text.
-diffusion: the loss per token of a canvas by the share of tokens that are replaced.
-curve: what the runs' logs say of the held-out windows they looked at, by the megabytes read so far; the
-n-grams' loss on the same windows stands beside it as `window_nats`.
+Two held-out sets: scenes of topics that training has, and scenes of other topics with definitions of other
+words. causal: the perplexity per token of causal mode, each entry after a `<bos>`. n-grams: interpolated
+Kneser-Ney of order 5 over the same tokens, learned from growing parts of the text. diffusion: the loss per
+token of a canvas by the share of tokens that are replaced. steps: of the canvases after the first sentence of
+an entry. samples: what it writes there, the first entries of each set, and answers to questions. curve: what
+the runs' logs say of the entries they looked at, by the megabytes read so far; the n-grams' loss on the same
+entries stands beside it as `window_nats`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ import numpy as np
 import torch
 
 from benchmarks import record
-from benchmarks.held_out_text import REMEDY
 from benchmarks.kneser_ney import KneserNey
 from dgemma.evaluation.likelihood import TokenPair, log_likelihoods
 from dgemma.language_model import LanguageModel, load
@@ -35,49 +36,67 @@ from dgemma.training.recipe import DataRecipe, Recipe
 from dgemma.training.recipe_file import read_recipe
 from dgemma.training.report import NOISE_LABELS, HeldOutReport, StepReport, read_log
 from dgemma.training.setup import open_stream
+from recipes.english.prose import sentences
 
 ORDER = 5
-WINDOW = 256
-PARTS_MB = (1, 3, 10, 30, 1000)  # of training text; the last: all there is
-PROMPT_TOKENS, ANSWER_TOKENS = 96, 64
+PARTS_MB = (0.3, 1, 3, 1000)  # of training text; the last: all there is
+SETS = ("new_scenes", "held_out")
+ANSWER_TOKENS = 32
+SAMPLES = 8  # of each set, and half as many answers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="bundled:text")
-    parser.add_argument("--corpus", type=Path, default=Path("data/text"))
+    parser.add_argument("--corpus", type=Path, default=Path("data/english"))
     parser.add_argument("--runs", type=Path, nargs="*", default=[], help="training runs, one after the other")
-    parser.add_argument("--examples", type=int, default=1024, help="canvases for the diffusion loss")
+    parser.add_argument("--entries", type=int, default=800, help="of each held-out set")
     parser.add_argument("--prompts", type=int, default=50, help="answers per preset")
     parser.add_argument("--suffix", default="", help="of the result file's name")
     args = parser.parse_args()
-    for part in ("held_out", "train", "chats/train.jsonl"):
-        if not (args.corpus / part).exists():
-            raise SystemExit(f"{args.corpus} has no {part}; {REMEDY}")
-    lm = load(args.model)
-    recipe = read_recipe("recipes/text/learn.yaml")
-    assert recipe.held_out is not None
-    stream = open_stream(recipe.held_out.data, lm, recipe.seed)
-    windows = stream.take(0, recipe.held_out.examples)
-    held_out = documents(args.corpus / "held_out")
-    tokens = [lm.tokenizer.encode(text) for text in held_out]
-    num_bytes, num_tokens = sum(len(text.encode()) for text in held_out), sum(map(len, tokens))
+    for part in (*SETS, "train", "chats/train", "chats/held_out"):
+        if not (args.corpus / f"{part}.jsonl").exists():
+            raise SystemExit(
+                f"{args.corpus} has no {part}.jsonl; make it: python -m recipes.english.make_corpus"
+            )
+    lm = load(args.model, dtype="float32")
     findings: dict[str, Any] = {
         "model": args.model,
         "parameters": sum(p.numel() for p in lm.transformer.parameters()),
-        "held_out": {"documents": len(held_out), "bytes": num_bytes, "tokens": num_tokens},
-        "causal": told(causal_nats(lm, tokens), num_tokens, num_bytes),
-        "ngrams": ngrams(lm, args.corpus, tokens, num_bytes, windows),
-        "curve": curve(args.runs, recipe, lm, args.corpus),
-        "diffusion": diffusion(lm, args.corpus / "held_out", args.examples),
-        "steps": {preset: steps(lm, tokens, preset, args.prompts) for preset in PRESETS},
-        "samples": samples(lm, tokens),
+        "sets": {
+            name: on_set(lm, args.corpus / f"{name}.jsonl", args.entries, args.prompts) for name in SETS
+        },
+        "answers": answers(lm, args.corpus),
     }
+    if args.runs:
+        recipe = read_recipe("recipes/english/warm.py")
+        assert recipe.held_out is not None
+        windows = open_stream(recipe.held_out.data, lm, recipe.seed).take(0, recipe.held_out.examples)
+        findings["ngrams"] = ngrams(lm, args.corpus, windows)
+        findings["curve"] = curve(args.runs, recipe, lm, args.corpus)
     record.write("text_model", findings, args.suffix)
 
 
-def documents(directory: Path) -> list[str]:
-    return [file.read_text(encoding="utf-8") for file in sorted(directory.rglob("*.txt"))]
+def entries(file: Path) -> list[str]:
+    """Texts in an order that is always the same."""
+    found = [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
+    random.Random(0).shuffle(found)
+    return found
+
+
+def on_set(lm: LanguageModel, file: Path, count: int, num_prompts: int) -> dict[str, Any]:
+    texts = entries(file)[:count]
+    tokens = [lm.tokenizer.encode(text) for text in texts]
+    num_bytes, num_tokens = sum(len(text.encode()) for text in texts), sum(map(len, tokens))
+    return {
+        "entries": len(texts),
+        "bytes": num_bytes,
+        "tokens": num_tokens,
+        "causal": told(causal_nats(lm, tokens), num_tokens, num_bytes),
+        "diffusion": diffusion(lm, texts, num_tokens / num_bytes),
+        "steps": {preset: steps(lm, texts, preset, num_prompts) for preset in PRESETS},
+        "samples": samples(lm, texts),
+    }
 
 
 def told(nats: float, num_tokens: int, num_bytes: int) -> dict[str, float]:
@@ -89,14 +108,10 @@ def told(nats: float, num_tokens: int, num_bytes: int) -> dict[str, float]:
 
 
 def causal_nats(lm: LanguageModel, texts: Sequence[Sequence[int]]) -> float:
-    """-log p of every token, each window after a `<bos>` of its own."""
+    """-log p of every token, each text after a `<bos>` of its own."""
     bos = lm.tokenizer.bos_id
     assert bos is not None
-    pairs = [
-        TokenPair((bos,), tuple(text[at : at + WINDOW]))
-        for text in texts
-        for at in range(0, len(text), WINDOW)
-    ]
+    pairs = [TokenPair((bos,), tuple(text)) for text in texts]
     with torch.inference_mode():
         return -sum(found.log_prob for _, found in log_likelihoods(lm, pairs, batch=16))
 
@@ -127,31 +142,17 @@ def curve(runs: Sequence[Path], recipe: Recipe, lm: LanguageModel, corpus: Path)
 
 
 def learned_texts(corpus: Path) -> list[str]:
-    """The training text: documents, and the answers of chats."""
+    """The training text: entries, and the answers of chats."""
     lines = (corpus / "chats" / "train.jsonl").read_text(encoding="utf-8").splitlines()
-    answers = [
-        message["content"]
-        for line in lines
-        for message in json.loads(line)["messages"]
-        if message["role"] == "assistant"
-    ]
-    return [*documents(corpus / "train"), *answers]
+    return [*entries(corpus / "train.jsonl"), *(json.loads(line)["response"] for line in lines)]
 
 
-def ngrams(
-    lm: LanguageModel,
-    corpus: Path,
-    texts: Sequence[Sequence[int]],
-    num_bytes: int,
-    windows: Sequence[TrainingExample],
-) -> list[dict[str, Any]]:
+def ngrams(lm: LanguageModel, corpus: Path, windows: Sequence[TrainingExample]) -> list[dict[str, Any]]:
     """The baseline after growing parts of the training text, in a random order."""
     learned = learned_texts(corpus)
     random.Random(0).shuffle(learned)
-    # Order - 1 tokens stand before a document, so that its first has a context of the usual length.
+    # Order - 1 tokens stand before a text, so that its first has a context of the usual length.
     start = [lm.tokenizer.bos_id or 0] * (ORDER - 1)
-    wanted = np.concatenate([np.array([*start, *text]) for text in texts])
-    is_start = np.concatenate([np.array([True] * (ORDER - 1) + [False] * len(text)) for text in texts])
     found = []
     stream: list[int] = []
     size = 0
@@ -162,19 +163,15 @@ def ngrams(
         size += len(text.encode())
         if size >= limit * 1e6 or number + 1 == len(learned):
             model = KneserNey(np.array(stream), lm.config.vocab_size, ORDER)
-            nats = -float(model.log_probs(wanted)[~is_start[ORDER - 1 :]].sum())
-            figures = told(nats, int((~is_start).sum()), num_bytes)
             in_windows = round(window_nats(model, windows, start), 4)
-            found.append(
-                {"mb": round(size / 1e6, 1), "tokens": len(stream), **figures, "window_nats": in_windows}
-            )
+            found.append({"mb": round(size / 1e6, 1), "tokens": len(stream), "window_nats": in_windows})
             print(found[-1], flush=True)
             limit = next(sizes, 1000)
     return found
 
 
 def window_nats(model: KneserNey, windows: Sequence[TrainingExample], start: list[int]) -> float:
-    """-log p per supervised token of examples that the n-grams see as the model does: one by one."""
+    """-log p per supervised token of examples, one by one."""
     nats: list[float] = []
     for example in windows:
         # The log-probability of token i stands at i: as many tokens stand in front as are left out.
@@ -184,32 +181,29 @@ def window_nats(model: KneserNey, windows: Sequence[TrainingExample], start: lis
     return sum(nats) / len(nats)
 
 
-def diffusion(lm: LanguageModel, path: Path, examples: int) -> dict[str, Any]:
-    stream = open_stream(DataRecipe(path=str(path), max_length=WINDOW + 1), lm, seed=0)
+def diffusion(lm: LanguageModel, texts: Sequence[str], tokens_per_byte: float) -> dict[str, Any]:
+    """The loss by noise, in bits per byte too: tokenizers differ."""
+    records = [{"text": text} for text in texts]
+    stream = open_stream(DataRecipe(records=records, max_length=256, shuffle=False), lm, seed=0)
     eos = lm.tokenizer.eos_id
     assert eos is not None
     settings = CanvasSettings(
         canvas_len=lm.config.canvas_len, vocab_size=lm.config.vocab_size, fill_token=eos
     )
-    look = evaluate_held_out(lm.transformer, stream, settings, step=0, num_examples=examples, batch_len=32)
-    by_noise = dict(
-        zip(NOISE_LABELS, (round(v, 3) if v else v for v in look.diffusion_by_noise), strict=True)
-    )
-    return {"nats_per_token": round(look.diffusion, 4), "by_noise": by_noise}
+    look = evaluate_held_out(lm.transformer, stream, settings, step=0, num_examples=len(texts), batch_len=32)
+    by_noise = dict(zip(NOISE_LABELS, look.diffusion_by_noise, strict=True))
+    return {
+        "nats_per_token": round(look.diffusion, 4),
+        "by_noise": {name: v and round(v, 3) for name, v in by_noise.items()},
+        "bits_per_byte_by_noise": {
+            name: v and round(v * tokens_per_byte / math.log(2), 3) for name, v in by_noise.items()
+        },
+    }
 
 
-def prompts_of(lm: LanguageModel, texts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """The beginnings of the first documents that are long enough."""
-    bos = lm.tokenizer.bos_id
-    assert bos is not None
-    long = [text for text in texts if len(text) > PROMPT_TOKENS + ANSWER_TOKENS]
-    return [[bos, *text[:PROMPT_TOKENS]] for text in long[:count]]
-
-
-def steps(lm: LanguageModel, texts: Sequence[Sequence[int]], preset: str, count: int) -> dict[str, Any]:
-    prompts = prompts_of(lm, texts, count)
-    answers = lm.generate(prompts, preset=preset, max_tokens=ANSWER_TOKENS, seeds=list(range(len(prompts))))
-    counts = sorted(steps for answer in answers for steps in answer.steps)
+def steps(lm: LanguageModel, texts: Sequence[str], preset: str, count: int) -> dict[str, Any]:
+    found = lm.generate(beginnings(texts)[:count], preset=preset, max_tokens=ANSWER_TOKENS, seed=1)
+    counts = sorted(steps for answer in found for steps in answer.steps)
     return {
         "canvases": len(counts),
         "mean": round(sum(counts) / len(counts), 2),
@@ -217,13 +211,33 @@ def steps(lm: LanguageModel, texts: Sequence[Sequence[int]], preset: str, count:
     }
 
 
-def samples(lm: LanguageModel, texts: Sequence[Sequence[int]]) -> list[dict[str, str]]:
-    """What it writes after the beginnings of some held-out documents: the first ones, not chosen."""
-    prompts = prompts_of(lm, texts, 40)[::8]
-    answers = lm.generate(prompts, max_tokens=ANSWER_TOKENS, seeds=list(range(len(prompts))))
+def beginnings(texts: Sequence[str]) -> list[str]:
+    """The first sentences of those that have another one."""
+    return [first for first, *others in map(sentences, texts) if others]
+
+
+def samples(lm: LanguageModel, texts: Sequence[str]) -> list[dict[str, str]]:
+    """What it writes after the first sentences of the first texts, by both ways of decoding."""
+    prompts = beginnings(texts)[:SAMPLES]
+    seeds = list(range(len(prompts)))
+    written = {
+        way: lm.generate(prompts, max_tokens=2 * ANSWER_TOKENS, seeds=seeds, decode=way)
+        for way in ("diffuse", "causal")
+    }
     return [
-        {"prompt": lm.tokenizer.decode(prompt[1:])[-200:], "answer": answer.text}
-        for prompt, answer in zip(prompts, answers, strict=True)
+        {"prompt": prompt, **{way: own[number].text for way, own in written.items()}}
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def answers(lm: LanguageModel, corpus: Path) -> list[dict[str, str]]:
+    """Answers to questions that training has not seen, about its own words and about unknown scenes."""
+    lines = (corpus / "chats" / "held_out.jsonl").read_text(encoding="utf-8").splitlines()
+    random.Random(0).shuffle(lines)
+    asked = [json.loads(line) for line in lines[: SAMPLES // 2]]
+    return [
+        {**chat, "answer": lm.chat(chat["prompt"], max_tokens=2 * ANSWER_TOKENS, seed=number).text}
+        for number, chat in enumerate(asked)
     ]
 
 

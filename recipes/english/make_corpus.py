@@ -5,7 +5,8 @@
 
 Writes `train.jsonl` and `held_out.jsonl`, an entry per line, and `chats/` with the same entries as questions
 and answers. Kept are sentences of common words. An entry is held out by a hash of its name, and only if most
-of what it says is new; a scene is held out with its whole topic. The same packages give the same bytes.
+of what it says is new; a scene is held out with its whole topic. `new_scenes.jsonl` has scenes of the topics
+in training, none of which is a training scene. The same packages give the same bytes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from recipes.english.entry import SPLITS, Entry
@@ -24,6 +26,7 @@ from recipes.english.scenes import scene_entries
 from recipes.english.wordnet import wordnet_entries
 
 NUM_SCENES = 40_000
+NUM_NEW_SCENES = 1_000
 MIN_COUNT = 20  # of a common word, in all sentences
 MIN_CHARS = 30  # of an entry
 RUN = 5  # words; what two texts share is counted in runs of so many
@@ -37,7 +40,16 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=NUM_SCENES, help=f"(default: {NUM_SCENES:,})")
     args = parser.parse_args()
     definitions = new_entries(common_entries(list(wordnet_entries())))
-    write_corpus(args.out, [*definitions, *scene_entries(args.scenes)])
+    scenes = list(scene_entries(args.scenes))
+    write_corpus(args.out, [*definitions, *scenes])
+    write_lines(args.out / "new_scenes.jsonl", map(line_of, new_scenes(scenes, NUM_NEW_SCENES)))
+
+
+def new_scenes(scenes: Iterable[Entry], count: int) -> Iterator[Entry]:
+    """So many scenes of the topics in training, with whole texts that are not among `scenes`."""
+    known = {scene.text for scene in scenes}
+    others = (scene for scene in scene_entries(10 * count, seed=1) if scene.split == "train")
+    return islice((scene for scene in others if scene.text not in known), count)
 
 
 def common_entries(entries: Sequence[Entry]) -> Iterator[Entry]:
@@ -80,7 +92,7 @@ def write_corpus(out: Path, entries: Iterable[Entry]) -> None:
         texts[entry.split].append(entry)
     (out / "chats").mkdir(parents=True, exist_ok=True)
     for split, some in texts.items():
-        write_lines(out / f"{split}.jsonl", ({"text": entry.text, "source": entry.source} for entry in some))
+        write_lines(out / f"{split}.jsonl", map(line_of, some))
         asked = [(entry.question, entry.text) for entry in some if entry.question]
         asked += [(f"{entry.text} {chat[0]}", chat[1]) for entry in some for chat in entry.chats[-1:]]
         write_lines(
@@ -93,6 +105,10 @@ def write_corpus(out: Path, entries: Iterable[Entry]) -> None:
                 f"{split:10}{source:10}{len(own):>9,} entries{sum(len(e.text) for e in own):>12,} characters"
             )
         print(f"{split:10}{'chats':10}{len(asked):>9,}")
+
+
+def line_of(entry: Entry) -> dict[str, str]:
+    return {"text": entry.text, "source": entry.source}
 
 
 def write_lines(file: Path, records: Iterable[dict[str, str]]) -> None:

@@ -21,23 +21,23 @@ NUM_LAYERS = 6
 ROPE = RopeShape(theta=500.0, rotated_share=1.0)
 CONFIG = ModelConfig(
     vocab_size=VOCAB_SIZE,
-    hidden_size=192,
-    mlp_size=384,
-    num_heads=6,
+    hidden_size=128,
+    mlp_size=256,
+    num_heads=4,
     layers=tuple(
         LayerShape(
             # The last layer of this family always is of the full kind. The window holds everything.
             kind=LayerKind.SLIDING if number < NUM_LAYERS - 1 else LayerKind.FULL,
-            num_kv_heads=6,
+            num_kv_heads=4,
             head_dim=32,
         )
         for number in range(NUM_LAYERS)
     ),
     window=512,
     rope={LayerKind.SLIDING: ROPE, LayerKind.FULL: ROPE},
-    num_experts=12,
+    num_experts=8,
     experts_per_token=2,
-    expert_size=128,
+    expert_size=64,
     norm_eps=1e-6,
     logit_cap=30.0,
     canvas_len=CANVAS,

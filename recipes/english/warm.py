@@ -23,7 +23,7 @@ recipe = Recipe(
         path="data/english/train.jsonl",
         also=("data/english/chats/train.jsonl",),
         max_length=LENGTH,
-        packed_length=4 * LENGTH,
+        packed_length=192,
     ),
     held_out=HeldOutRecipe(
         data=DataRecipe(path="data/english/held_out.jsonl", max_length=LENGTH), every=250, examples=256
@@ -32,9 +32,9 @@ recipe = Recipe(
     freeze=(),
     noise=NoiseRecipe(encoder_weight=1.0, canvas_len=1, self_conditioning=0),
     optimizer=OptimizerRecipe(
-        kind="muon", learning_rate=3e-3, betas=(0.9, 0.98), weight_decay=1e-2, warmup=0.02, decay="constant"
+        kind="muon", learning_rate=2e-2, betas=(0.9, 0.98), weight_decay=1e-2, warmup=0.01, decay="constant"
     ),
-    steps=100,
-    batch=64,
+    steps=500,
+    batch=32,
     saving=SavingRecipe(every=100),
 )

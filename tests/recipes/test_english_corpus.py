@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 from recipes.english.entry import Entry
-from recipes.english.make_corpus import RUN, common_entries, new_entries, runs_of, words, write_corpus
+from recipes.english.make_corpus import (
+    RUN,
+    common_entries,
+    new_entries,
+    new_scenes,
+    runs_of,
+    words,
+    write_corpus,
+)
 from recipes.english.prose import is_sentence, plain
+from recipes.english.scenes import scene_entries
 from recipes.english.wordnet import wordnet_entries
 
 GLOSSES = {
@@ -106,3 +115,11 @@ def test_entries_are_written_as_records_and_chats(tmp_path: Path) -> None:
         {"prompt": "What is a?", "response": "A is the first. It is old."},
         {"prompt": "B is second. What is B?", "response": "It is second."},
     ]
+
+
+def test_new_scenes_are_no_training_scenes_and_of_topics_in_training() -> None:
+    scenes = list(scene_entries(2_000))
+    found = list(new_scenes(scenes, 100))
+    assert len({scene.text for scene in found}) == 100
+    assert {scene.text for scene in found}.isdisjoint(scene.text for scene in scenes)
+    assert {scene.split for scene in found} == {"train"}
