@@ -34,7 +34,7 @@ recipe = Recipe(
     optimizer=OptimizerRecipe(
         kind="muon", learning_rate=2e-2, betas=(0.9, 0.98), weight_decay=1e-2, warmup=0.01, decay="constant"
     ),
-    steps=500,
+    steps=1000,
     batch=32,
     saving=SavingRecipe(every=100),
 )

@@ -107,18 +107,28 @@ def test_a_changed_sampler_option_is_caught_and_located(lm: LanguageModel, name:
     assert found.parting.step == 1
 
 
-def test_a_changed_tokenizer_is_caught_and_named(model_path: Path, lm: LanguageModel, tmp_path: Path) -> None:
+def test_a_changed_tokenizer_is_caught_and_located(
+    model_path: Path, lm: LanguageModel, tmp_path: Path
+) -> None:
     trace = plain(lm)
     other_path = tmp_path / "other"
     shutil.copytree(model_path, other_path)
     file = other_path / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     vocab = tokenizer["model"]["vocab"]
-    first, second = [token for token in vocab if token.isalpha()][:2]
-    vocab[first], vocab[second] = vocab[second], vocab[first]
+    (request,) = trace.requests
+    spelled = {token: text for text, token in vocab.items()}
+    position, token = next(
+        (at, token) for at, token in enumerate(request.request.prompt) if spelled.get(token, "").isalpha()
+    )
+    other = next(text for text in vocab if text.isalpha() and text != spelled[token])
+    vocab[spelled[token]], vocab[other] = vocab[other], vocab[spelled[token]]
     file.write_text(json.dumps(tokenizer))
     found = trace.compare(dgemma.load(other_path).replay(trace))
     assert "model tokenizer" in {name for name, _, _ in found.about}
+    located = [fact for fact in found.about if fact[0].startswith(f"text of token {token} ")]
+    assert [fact[1:] for fact in located] == [(spelled[token], other)]
+    assert located[0][0].endswith(f"first at request 0, prompt, position {position}")
 
 
 def test_a_model_of_another_geometry_is_refused_by_name(lm: LanguageModel) -> None:

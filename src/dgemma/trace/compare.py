@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -85,6 +85,27 @@ def _different_facts(first: Trace, second: Trace) -> Iterator[tuple[str, Any, An
                 yield f"{where}{name}", *values
         if a.constraint != b.constraint:
             yield f"{where}response format", a.constraint, b.constraint
+    yield from _different_text(first, second)
+
+
+def _different_text(first: Trace, second: Trace) -> Iterator[tuple[str, Any, Any]]:
+    """The first token of the first trace that the two tokenizers spell differently."""
+    common = first.texts.keys() & second.texts.keys()
+    changed = {token for token in common if first.texts[token] != second.texts[token]}
+    for place, tokens in _tokens(first) if changed else ():
+        for position, token in enumerate(tokens):
+            if token in changed:
+                name = f"text of token {token} ({len(changed)} such), first at {place}, position {position}"
+                yield name, first.texts[token], second.texts[token]
+                return
+
+
+def _tokens(trace: Trace) -> Iterator[tuple[str, Sequence[int]]]:
+    """All tokens of a trace in their order, with their places."""
+    for number, request in enumerate(trace.requests):
+        yield f"request {number}, prompt", request.request.prompt
+        for step in request.steps:
+            yield f"request {number}, canvas {step.canvas}, step {step.step}", step.argmax
 
 
 def _flat(about: Any, name: str = "") -> dict[str, Any]:
