@@ -9,7 +9,7 @@ recipe = replace(
     model="runs/english/learn/model",
     out="runs/english/settle",
     noise=replace(learn.noise, encoder_weight=0.5),
-    optimizer=replace(learn.optimizer, learning_rate=2e-3, decay="linear", final=0.02),
-    steps=270,
+    optimizer=replace(learn.optimizer, decay="linear", final=0.02),
+    steps=400,
     seed=2,
 )
