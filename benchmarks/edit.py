@@ -13,6 +13,7 @@ forwards.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import random
 import re
@@ -53,11 +54,14 @@ def main() -> None:
     parser.add_argument("--gain", type=float, default=EditOptions.gain)
     parser.add_argument("--closeness", type=float, default=6.0)
     parser.add_argument("--suspicion", type=float, default=EditOptions.suspicion)
+    parser.add_argument("--no-spellings", action="store_true", help="only what the model itself reads")
     parser.add_argument("--no-anew", action="store_true", help="only edit")
     parser.add_argument("--suffix", default="")
     args = parser.parse_args()
     lm = load(args.model, dtype="float32")
-    options = EditOptions(gain=args.gain, closeness=args.closeness, suspicion=args.suspicion)
+    options = EditOptions(
+        gain=args.gain, closeness=args.closeness, suspicion=args.suspicion, spellings=not args.no_spellings
+    )
     rows: dict[str, list[dict[str, Any]]] = {"edit": [], "anew": [], "seed_canvas": []}
     for number, line in enumerate(spoilt_lines(lm, args.lines, args.tokens, args.seed, args.corpus), start=1):
         began = time.perf_counter()
@@ -73,7 +77,7 @@ def main() -> None:
             print(number, {name: summary(own) for name, own in rows.items() if own}, flush=True)
     findings = {
         "lines": args.lines,
-        "options": {"gain": options.gain, "closeness": options.closeness, "suspicion": options.suspicion},
+        "options": dataclasses.asdict(options),
         **{name: summary(own) for name, own in rows.items() if own},
     }
     record.write("edit", findings, args.suffix)

@@ -117,6 +117,13 @@ def test_a_slip_is_mended_though_the_canvas_offers_nothing() -> None:
     assert [(one.old, one.new) for one in found.changes] == [(" functoin", " function")]
 
 
+def test_without_spellings_only_what_the_canvas_offers_is_tried() -> None:
+    slip = "The functoin returns."
+    model = Taste(task_context(), dislikes="oin", offers="oin", knows=slip + " function")
+    found = run(model, slip, spellings=False)
+    assert (found.text, found.num_windows) == (slip, 1)
+
+
 def test_a_word_of_many_tokens_may_become_one() -> None:
     slip = "The functoin returns."
     model = Taste(task_context(), dislikes="oin", offers=" method", knows=slip)

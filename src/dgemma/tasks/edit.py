@@ -49,6 +49,8 @@ class EditOptions:
     slips are mended and words are not replaced; with an instruction 1."""
     gain: float = 4.0
     """Nats a change must gain beyond that."""
+    spellings: bool = True
+    """Also try spellings near a word, beside what the model reads in its place."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.windows, int) or isinstance(self.windows, bool) or not 1 <= self.windows <= 64:
@@ -192,7 +194,7 @@ class _Edit:
         gaps = [(window, n) for window in windows for n in self._lengths(window.unit)]
         answers = yield [self._gap(window, n) for window, n in gaps]
         self.count(answers)
-        for window in windows:
+        for window in windows if self.options.spellings else ():
             for text in near_words(window.unit.text, self.task.tokenizer, self.known, most=_NEAR):
                 window.candidates[text] = tuple(self.task.tokenizer.encode(text))
         for (window, n), answer in zip(gaps, answers, strict=True):
