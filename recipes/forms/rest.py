@@ -11,6 +11,6 @@ recipe = replace(
     out="runs/forms/rest",
     data=replace(lookup.data, records=Forms("train", count=1 << 40, seed=12)),
     optimizer=replace(lookup.optimizer, decay="linear", final=0.02),
-    steps=450,
+    steps=300,
     seed=12,
 )
