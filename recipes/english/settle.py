@@ -10,6 +10,6 @@ recipe = replace(
     out="runs/english/settle",
     noise=replace(learn.noise, encoder_weight=0.5),
     optimizer=replace(learn.optimizer, decay="linear", final=0.02),
-    steps=400,
+    steps=1150,
     seed=2,
 )
