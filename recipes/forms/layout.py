@@ -24,8 +24,8 @@ WIDTHS = {
     "level": 7, "service": 11, "code": 9, "street": 14, "number": 10, "postcode": 14,
 }  # fmt: skip
 CANVAS = 128
-ROOMY_ITEMS = 2  # so many have the width of an item
-WIDTH_OF_MORE = 27
+ROOMY_ITEMS = 2  # an order of more items has narrower places, or it would not fit
+NARROW = WIDTHS | {"customer": 13, "currency": 7, "due": 15, "item": 25, "item name": 10}
 
 Count = Callable[[str], int]
 """The number of tokens of a text."""
@@ -33,23 +33,26 @@ Count = Callable[[str], int]
 
 def form_text(record: Mapping[str, Any], count: Count, *, limit: int) -> str:
     """The record as a form; compact, if that has more than `limit` tokens."""
-    fields = [(f'"{key}":{_value(key, value, count)}', WIDTHS.get(key, 0)) for key, value in record.items()]
+    widths = NARROW if len(record.get("items") or ()) > ROOMY_ITEMS else WIDTHS
+    fields = [
+        (f'"{key}":{_value(key, value, widths, count)}', widths.get(key, 0)) for key, value in record.items()
+    ]
     text = _joined(fields, "{}", count)
     return text if count(text) <= limit else to_text(record)
 
 
-def _value(key: str, value: Any, count: Count) -> str:
+def _value(key: str, value: Any, widths: Mapping[str, int], count: Count) -> str:
     if key == "people" and value:
-        return _joined([(to_text(person), WIDTHS["person"]) for person in value], "[]", count)
+        return _joined([(to_text(person), widths["person"]) for person in value], "[]", count)
     if key == "items":
-        width = WIDTHS["item"] if len(value) <= ROOMY_ITEMS else WIDTH_OF_MORE
-        return _joined([(_item(item, count), width) for item in value], "[]", count)
+        items = [(_item(item, widths["item name"], count), widths["item"]) for item in value]
+        return _joined(items, "[]", count)
     return to_text(value)
 
 
-def _item(item: Mapping[str, Any], count: Count) -> str:
+def _item(item: Mapping[str, Any], width: int, count: Count) -> str:
     name, *others = (f'"{key}":{to_text(value)}' for key, value in item.items())
-    return _joined([(name, WIDTHS["item name"]), (",".join(others), 0)], "{}", count)
+    return _joined([(name, width), (",".join(others), 0)], "{}", count)
 
 
 def _joined(parts: Sequence[tuple[str, int]], brackets: str, count: Count) -> str:
