@@ -30,7 +30,7 @@ recipe = Recipe(
     out="runs/sudoku/distill",
     data=DataRecipe(records=puzzles, max_length=EXAMPLE_LEN, shuffle=False),
     held_out=HeldOutRecipe(
-        data=DataRecipe(records=unseen, max_length=EXAMPLE_LEN, shuffle=False), every=110, examples=128
+        data=DataRecipe(records=unseen, max_length=EXAMPLE_LEN, shuffle=False), every=80, examples=128
     ),
     train="all",
     freeze=(),
@@ -46,8 +46,8 @@ recipe = Recipe(
         decay="linear",
         final=0.02,
     ),
-    steps=330,
+    steps=160,
     batch=32,
     precision="bf16",
-    saving=SavingRecipe(every=50),
+    saving=SavingRecipe(every=20),
 )

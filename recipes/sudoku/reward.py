@@ -42,7 +42,7 @@ recipe = Recipe(
     out="runs/sudoku/reward",
     data=DataRecipe(records=puzzles, max_length=EXAMPLE_LEN, shuffle=False),
     held_out=HeldOutRecipe(
-        data=DataRecipe(records=unseen, max_length=EXAMPLE_LEN, shuffle=False), every=50, examples=128
+        data=DataRecipe(records=unseen, max_length=EXAMPLE_LEN, shuffle=False), every=40, examples=128
     ),
     train="all",
     freeze=(),
@@ -58,8 +58,8 @@ recipe = Recipe(
         decay="linear",
         final=0.1,
     ),
-    steps=150,
+    steps=80,
     batch=4,
     precision="bf16",
-    saving=SavingRecipe(every=25),
+    saving=SavingRecipe(every=20),
 )

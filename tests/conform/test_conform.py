@@ -243,6 +243,7 @@ def test_what_cannot_be_compared_is_refused_with_its_reason(
 def test_a_runtime_that_cannot_be_installed_has_an_exit_status_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "gemma").mkdir()
     (tmp_path / "gemma" / "__init__.py").write_text("__version__ = '9.9'\n")
     monkeypatch.setitem(RUNTIMES, "gemma-jax", replace(RUNTIMES["gemma-jax"], least_python=(4, 0)))

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runtime",
         metavar="RUNTIME",
-        help="transformers, mlx-vlm, gemma-jax, gemma-jax-skip, or the address of a server",
+        help="transformers, mlx-vlm, gemma-jax (-skip, -one-less), or the address of a server",
     )
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help="a checkpoint directory (default: tiny ones)"

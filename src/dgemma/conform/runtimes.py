@@ -142,6 +142,7 @@ RUNTIMES = {
         Runtime(name="mlx-vlm", script="run_mlx.py", requirements=("mlx[cpu]==0.32.4", "mlx-vlm==0.7.10")),
         _GEMMA_JAX,
         replace(_GEMMA_JAX, name="gemma-jax-skip", flags=("--without-sliding-mask",)),
+        replace(_GEMMA_JAX, name="gemma-jax-one-less", flags=("--without-sliding-mask", "--one-less")),
     )
 }
 # Why a runtime cannot be compared, where it might be expected.

@@ -1,8 +1,8 @@
-"""Run a case with Google's JAX code: `python run_gemma_jax.py CASE [--without-sliding-mask]`.
+"""Run a case with Google's JAX code: `python run_gemma_jax.py CASE [--without-sliding-mask] [--one-less]`.
 
 Imports nothing of dgemma. A canvas gets its masks from the sampler of `gemma.diffusion`. `skip_sliding_mask`
 is always False there, so attention adds the sliding mask of each position; `--without-sliding-mask` leaves
-that one out of the canvas pass.
+that one out of the canvas pass. `--one-less` lets a canvas see one token less of a long context.
 
 The code has one scalar per layer for both passes, where the checkpoint has two: each pass is given its own.
 A generation is one compiled loop that draws by itself: it is not compared.
@@ -43,12 +43,12 @@ NORMS = {
 class JaxModel:
     """Both passes, with the weights of a checkpoint."""
 
-    def __init__(self, checkpoint: Path, *, has_sliding_mask: bool) -> None:
+    def __init__(self, checkpoint: Path, *, has_sliding_mask: bool, one_less: bool) -> None:
         text = json.loads((checkpoint / "config.json").read_text())["text_config"]
         weights: Arrays = {}
         for file in sorted(checkpoint.glob("*.safetensors")):
             weights |= arrays.load_file(file)
-        self.window: int = text["sliding_window"]
+        self.window: int = text["sliding_window"] - one_less  # of a canvas
         self.has_sliding_mask = has_sliding_mask
         self.module = models.DiffusionGemma_26B_A4B(config=make_config(text), dtype=jnp.float32)
         self.encoder = make_params(weights, text, "model.encoder.language_model")
@@ -263,7 +263,11 @@ def run_step(inputs: Arrays, plan: dict[str, Any]) -> Arrays:
 def main() -> None:
     case = Path(sys.argv[1])
     with jax.default_matmul_precision("highest"):
-        model = JaxModel(case / "checkpoint", has_sliding_mask="--without-sliding-mask" not in sys.argv)
+        model = JaxModel(
+            case / "checkpoint",
+            has_sliding_mask="--without-sliding-mask" not in sys.argv,
+            one_less="--one-less" in sys.argv,
+        )
         plan = json.loads((case / "plan.json").read_text())
         found = run(model, arrays.load_file(case / "inputs.safetensors"), plan)
     host = {name: jax.device_get(array) for name, array in found.items()}
