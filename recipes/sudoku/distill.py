@@ -48,6 +48,6 @@ recipe = Recipe(
     ),
     steps=160,
     batch=32,
-    precision="bf16",
+    precision="auto",
     saving=SavingRecipe(every=20),
 )

@@ -60,6 +60,6 @@ recipe = Recipe(
     ),
     steps=80,
     batch=4,
-    precision="bf16",
+    precision="auto",
     saving=SavingRecipe(every=20),
 )
