@@ -34,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="bundled:text")
     parser.add_argument("--corpus", type=Path, default=CORPUS, help=f"held-out texts (default: {CORPUS})")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help=f"tokens (default: {LENGTHS})")
     parser.add_argument("--per-length", type=int, default=20)
     parser.add_argument("--short", type=int, default=3, help="times as many gaps of 1 to 3 tokens")
     parser.add_argument("--seed", type=int, default=1)
@@ -42,7 +43,7 @@ def main() -> None:
     parser.add_argument("--suffix", default="")
     args = parser.parse_args()
     lm = load(args.model, dtype="float32")
-    lengths = [n for n in LENGTHS for _ in range(args.per_length * (args.short if n <= 3 else 1))]
+    lengths = [n for n in args.lengths for _ in range(args.per_length * (args.short if n <= 3 else 1))]
     rows: list[dict[str, Any]] = []
     for number, passage in enumerate(
         passages(lm.tokenizer, lengths, before=BEFORE, after=AFTER, seed=args.seed, corpus=args.corpus),
@@ -52,7 +53,7 @@ def main() -> None:
         print(f"{number} of {len(lengths)}: {rows[-1]}", flush=True)
     findings: dict[str, Any] = {
         "gaps": len(rows),
-        "by_length": {str(n): summary([r for r in rows if r["length"] == n]) for n in LENGTHS},
+        "by_length": {str(n): summary([r for r in rows if r["length"] == n]) for n in args.lengths},
         f"up_to_{SHORT}": summary([r for r in rows if r["length"] <= SHORT]),
         "all": summary(rows),
         "length_choice_where_true_length_is_exact": length_choice(rows),
