@@ -130,7 +130,11 @@ def decided(lm: LanguageModel, questions: Sequence[Asked]) -> list[list[Labelled
     """The same by `lm.decide`."""
     found: list[list[Labelled]] = []
     for number, one in enumerate(questions):
-        question = Question(kind="choice", instructions=one.question, choices=tuple(map(Choice, one.choices)))
+        question = Question(
+            kind="choice",
+            instructions=one.question,
+            choices=tuple(Choice(value=word) for word in one.choices),
+        )
         (decision,) = lm.decide(one.scene, [question], seed=number)
         found.append([(decision.probabilities, one.right)])
     return found

@@ -34,7 +34,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="bundled:text")
     parser.add_argument("--corpus", type=Path, default=CORPUS, help=f"held-out texts (default: {CORPUS})")
-    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help=f"tokens (default: {LENGTHS})")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=LENGTHS, help=f"tokens (default: {LENGTHS})"
+    )
     parser.add_argument("--per-length", type=int, default=20)
     parser.add_argument("--short", type=int, default=3, help="times as many gaps of 1 to 3 tokens")
     parser.add_argument("--seed", type=int, default=1)

@@ -14,6 +14,7 @@ from dgemma.tasks.borders import healed_borders
 from dgemma.tasks.decide import Choice, Question
 from dgemma.text.token_texts import TokenTexts
 
+WATER = "Emma had a little dog. Every morning Emma gave the do"
 SLIP = "Every mornign Emma gave the dog some fresh water."
 
 
@@ -56,10 +57,8 @@ def test_a_word_that_seems_cut_is_tried_whole_and_extended(lm: LanguageModel) ->
 
 
 def test_the_same_seed_fills_the_same(lm: LanguageModel) -> None:
-    first, second = (
-        lm.fill("Every mor", " Emma gave the dog some fresh water.", lengths=[1, 2], seed=5) for _ in range(2)
-    )
-    assert first.text.startswith("ning"), "a word is healed across the border"
+    first, second = (lm.fill(WATER, " some fresh water.", lengths=[1, 2], seed=5) for _ in range(2))
+    assert first.text.startswith("g"), "a word is healed across the border"
     assert first.text == second.text
     assert [one.tokens for one in first.candidates] == [one.tokens for one in second.candidates]
     assert first.seed == second.seed == 5
