@@ -9,7 +9,7 @@
 
 Sudoku on the bundled model: the format with the clues in it, as a regular expression; besides, that each row
 holds every digit once (a DFA of 4,608 states, too long for a regular expression). Text on the
-bundled model: which of four words goes on a held-out passage (needs `python -m recipes.text.make_corpus`).
+bundled model: which of four words goes on a held-out passage (needs `python -m recipes.english.make_corpus`).
 """
 
 from __future__ import annotations

@@ -1,50 +1,53 @@
 """Decisions on labelled data: accuracy, and calibration before and after a temperature was fitted.
 
-    python -m benchmarks.decide [--puzzles N] [--passages N]
+    python -m benchmarks.decide [--puzzles N] [--scenes N]
 
 sudoku: `bundled:sudoku` is asked for the digit of every empty cell of held-out puzzles at once, the clues
-pinned, after a few steps; each cell is a choice among nine. text: `bundled:text` reads 400 characters of
-held-out documentation and chooses what it documents: CMake, the Linux kernel, or Python. The temperature is
-fitted on every second puzzle or passage, and all figures are of the others. Expected calibration error in 15
-bins.
+pinned, after a few steps; each cell is a choice among nine. text: `bundled:text` reads a new scene and a
+question about it, and chooses among four words of a kind, one of which is right; in the answer's place, as
+in training, and asked by `lm.decide`. The temperature is fitted on every second puzzle or scene, and all
+figures are of the others. Expected calibration error in 15 bins.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
 from typing import Any
 
 from benchmarks import record
-from benchmarks.held_out_text import SOURCES, documents
-from dgemma import LanguageModel, load
+from benchmarks.held_out_text import CORPUS, texts
+from dgemma import Choice, LanguageModel, Question, load
 from dgemma.sudoku.puzzles import held_out
 from dgemma.sudoku.tokens import BOS, PROMPT_LEN, VOCABULARY, pins, to_text
 from dgemma.tasks.calibration import Calibration, Labelled, expected_calibration_error, fit
 from dgemma.tasks.rounds import drive
 from dgemma.tasks.slots import Part, Slot, read_slots
+from recipes.english.scenes import WORDS, make_scene
 
 WAYS = ((1, 1), (1, 4), (2, 1), (4, 1), (8, 1))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--puzzles", type=int, default=100, help="hard ones (default: 100)")
-    parser.add_argument("--passages", type=int, default=150, help="in all (default: 150)")
+    parser.add_argument("--puzzles", type=int, default=100, help="hard ones (default: 100; 0: only scenes)")
+    parser.add_argument("--scenes", type=int, default=300, help="(default: 300)")
     args = parser.parse_args()
-    documents(sources=SOURCES)  # what is lacking is named before the long part
+    known = set(texts(CORPUS.with_name("train.jsonl")))  # what is lacking is named before the long part
     lm = load("bundled:sudoku", dtype="float32")
     sudoku = {
         f"{steps} steps, {draws} draws": measured(cells(lm, args.puzzles, steps, draws))
         for steps, draws in WAYS
+        if args.puzzles
     }
     print(sudoku, flush=True)
     lm = load("bundled:text", dtype="float32")
-    text = {
-        "documentation_of": measured(sources(lm, args.passages, "\n\nThis is the documentation of")),
-        "asked_as_a_question": measured(asked(lm, args.passages)),
-    }
+    questions = list(islice(questions_about(known), args.scenes))
+    text = {"in_the_answer": measured(answered(lm, questions)), "decided": measured(decided(lm, questions))}
     record.write("decide", {"sudoku_hard": sudoku, "text": text})
 
 
@@ -67,47 +70,73 @@ def cells(lm: LanguageModel, count: int, steps: int, draws: int) -> list[list[La
     return found
 
 
-def drawn_passages(count: int) -> list[tuple[str, str]]:
-    """(source, text), as many of each source."""
-    rng = random.Random(3)
-    texts = documents(sources=SOURCES)
-    found = []
-    for number in range(count):
-        source = sorted(SOURCES)[number % len(SOURCES)]
-        text = rng.choice([own for own in texts[source] if len(own) > 1000])
-        at = rng.randrange(len(text) - 400)
-        found.append((source, text[at : at + 400]))
+@dataclass(frozen=True)
+class Asked:
+    """A question about a scene. choices: four words of a kind; the answer goes around the right one."""
+
+    scene: str
+    question: str
+    before: str
+    after: str
+    choices: tuple[str, ...]
+    right: int
+
+
+def questions_about(known: set[str]) -> Iterator[Asked]:
+    """One about each new scene of a topic in training, where a word of a kind is the answer."""
+    draw = random.Random(3)
+    for number in count():
+        scene = make_scene(number, seed=2)
+        if scene.split != "train" or scene.text in known:
+            continue
+        for question, answer in scene.chats:
+            if found := one_of_a_kind(answer):
+                before, word, after = found
+                kind = next(kind for kind in WORDS.values() if word in kind)
+                others = draw.sample([other for other in kind if other not in scene.text], 3)
+                choices = draw.sample([word, *others], 4)
+                yield Asked(scene.text, question, before, after, tuple(choices), choices.index(word))
+                break
+
+
+def one_of_a_kind(answer: str) -> tuple[str, str, str] | None:
+    """The answer up to the last word that belongs to a kind of the scenes, that word, and the rest."""
+    for kind in WORDS.values():
+        for word in kind:
+            if found := re.fullmatch(rf"(.+) ({re.escape(word)})(\W.*)", answer):
+                return found[1], found[2], found[3]
+    return None
+
+
+def answered(lm: LanguageModel, questions: Sequence[Asked]) -> list[list[Labelled]]:
+    """The word in the answer, as in training."""
+    assert lm.chat_template is not None
+    found: list[list[Labelled]] = []
+    for number, one in enumerate(questions):
+        content = f"{one.scene} {one.question}"
+        prompt = tuple(lm.chat_template.render([{"role": "user", "content": content}]))
+        words = Slot(tuple(tuple(lm.tokenizer.encode(f" {choice}")) for choice in one.choices))
+        parts: list[Part] = [
+            tuple(lm.tokenizer.encode(one.before)),
+            words,
+            tuple(lm.tokenizer.encode(one.after)),
+        ]
+        read = drive(read_slots(lm._task_context(seed=number), prompt, parts, steps=1, draws=4), lm._ask)
+        found.append([(read.probabilities[0], one.right)])
     return found
 
 
-def sources(lm: LanguageModel, count: int, question: str) -> list[list[Labelled]]:
-    """The name of what is documented, as the text would go on."""
+def decided(lm: LanguageModel, questions: Sequence[Asked]) -> list[list[Labelled]]:
+    """The same by `lm.decide`."""
     found: list[list[Labelled]] = []
-    names = sorted(SOURCES)
-    labels = tuple(tuple(lm.tokenizer.encode(f" {SOURCES[name]}")) for name in names)
-    end = tuple(lm.tokenizer.encode(".\n"))
-    for number, (source, text) in enumerate(drawn_passages(count)):
-        bench = lm._task_context(seed=number)
-        prompt = bench.opening(lm.tokenizer.encode(text + question), reserve=bench.canvas_len)
-        read = drive(read_slots(bench, prompt, [Slot(labels), end], steps=1, draws=4), lm._ask)
-        found.append([(read.probabilities[0], names.index(source))])
-    return found
-
-
-def asked(lm: LanguageModel, count: int) -> list[list[Labelled]]:
-    """The same through the chat template, by `lm.decide`."""
-    from dgemma import Choice, Question
-
-    names = sorted(SOURCES)
-    question = Question(
-        kind="choice",
-        instructions="What is this the documentation of?",
-        choices=tuple(Choice(value=SOURCES[name]) for name in names),
-    )
-    found: list[list[Labelled]] = []
-    for number, (source, text) in enumerate(drawn_passages(count)):
-        (decision,) = lm.decide(text, [question], seed=number)
-        found.append([(decision.probabilities, names.index(source))])
+    for number, one in enumerate(questions):
+        question = Question(
+            kind="choice",
+            instructions=one.question,
+            choices=tuple(Choice(value=word) for word in one.choices),
+        )
+        (decision,) = lm.decide(one.scene, [question], seed=number)
+        found.append([(decision.probabilities, one.right)])
     return found
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.edit [--lines N] [--seed S] [--suffix=-name]
 
-A line is 48 tokens of a held-out document after 96 others (fewer of an entry), with one to three words
+A line is 24 tokens of a held-out text after up to 96 others, with one to three words
 spoilt: a letter replaced, inserted or left out. `edit` finds and mends them. `anew` writes the whole line
 again from noise, with the same weights and sampler, shown the spoilt line by the chat template.
 `seed_canvas` takes the spoilt line as the first canvas and denoises it to its end. Mended: the word is as
@@ -27,6 +27,7 @@ from benchmarks import record
 from benchmarks.held_out_text import CORPUS, passages
 from dgemma import LanguageModel, load
 from dgemma.engine.request import PinnedTokens
+from dgemma.evaluation.intervals import wilson
 from dgemma.tasks.context import canvas_of
 from dgemma.tasks.edit import EditOptions, edit
 from dgemma.tasks.rounds import drive
@@ -47,9 +48,9 @@ class Spoilt:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="bundled:text")
-    parser.add_argument("--corpus", type=Path, default=CORPUS, help="held-out documents, or entries (.jsonl)")
+    parser.add_argument("--corpus", type=Path, default=CORPUS, help=f"held-out texts (default: {CORPUS})")
     parser.add_argument("--lines", type=int, default=100)
-    parser.add_argument("--tokens", type=int, default=48, help="of a line (default: 48)")
+    parser.add_argument("--tokens", type=int, default=24, help="of a line (default: 24)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--gain", type=float, default=EditOptions.gain)
     parser.add_argument("--closeness", type=float, default=6.0)
@@ -184,6 +185,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "typos": len(every),
         "mended": round(sum(every) / max(1, len(every)), 3),
+        "mended_interval": dataclasses.asdict(wilson(sum(every), len(every))),
         "mended_by_kind": {kind: round(sum(own) / max(1, len(own)), 3) for kind, own in by_kind.items()},
         "altered_share_of_untouched_tokens": round(
             sum(row["altered"] for row in rows) / max(1, untouched), 5

@@ -2,11 +2,11 @@
 
     python -m benchmarks.fill [--per-length N] [--seed S] [--suffix=-name]
 
-Gaps begin and end where tokens do, with 128 tokens before them and 60 after. `fill` does not know how long
-the gap is (1 to 40 tokens); `true_length` does; `left_to_right` decodes the true number of tokens
-greedily, and sees nothing after the gap. Exact: every token right. Likelihood: nats per token of the gap and
-24 tokens after it in causal mode, beside the true text's. `--cuts`: gaps cut at any character, with and
-without healing. `--prompted`: the gap asked for through the chat template.
+Gaps begin and end where tokens do, with up to 128 tokens before them and 60 after. `fill` does not know how
+long the gap is; `true_length` does; `left_to_right` decodes the true number of tokens greedily, and sees
+nothing after the gap. Exact: every token right. Likelihood: nats per token of the gap and 24 tokens after it
+in causal mode, beside the true text's. `--cuts`: gaps cut at any character, with and without healing.
+`--prompted`: the gap asked for through the chat template.
 """
 
 from __future__ import annotations
@@ -20,18 +20,23 @@ from typing import Any
 from benchmarks import record
 from benchmarks.held_out_text import CORPUS, Passage, passages
 from dgemma import LanguageModel, load
+from dgemma.evaluation.intervals import paired_difference, wilson
 from dgemma.tasks.borders import Borders
 from dgemma.tasks.infill import Filled, FillOptions, fill_between
 from dgemma.tasks.rounds import drive
 
-LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 40)
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+SHORT = 6
 BEFORE, AFTER, SCORED = 128, 60, 24
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="bundled:text")
-    parser.add_argument("--corpus", type=Path, default=CORPUS, help="held-out documents, or entries (.jsonl)")
+    parser.add_argument("--corpus", type=Path, default=CORPUS, help=f"held-out texts (default: {CORPUS})")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=LENGTHS, help=f"tokens (default: {LENGTHS})"
+    )
     parser.add_argument("--per-length", type=int, default=20)
     parser.add_argument("--short", type=int, default=3, help="times as many gaps of 1 to 3 tokens")
     parser.add_argument("--seed", type=int, default=1)
@@ -40,7 +45,7 @@ def main() -> None:
     parser.add_argument("--suffix", default="")
     args = parser.parse_args()
     lm = load(args.model, dtype="float32")
-    lengths = [n for n in LENGTHS for _ in range(args.per_length * (args.short if n <= 3 else 1))]
+    lengths = [n for n in args.lengths for _ in range(args.per_length * (args.short if n <= 3 else 1))]
     rows: list[dict[str, Any]] = []
     for number, passage in enumerate(
         passages(lm.tokenizer, lengths, before=BEFORE, after=AFTER, seed=args.seed, corpus=args.corpus),
@@ -50,7 +55,8 @@ def main() -> None:
         print(f"{number} of {len(lengths)}: {rows[-1]}", flush=True)
     findings: dict[str, Any] = {
         "gaps": len(rows),
-        "by_length": {str(n): summary([r for r in rows if r["length"] == n]) for n in LENGTHS},
+        "by_length": {str(n): summary([r for r in rows if r["length"] == n]) for n in args.lengths},
+        f"up_to_{SHORT}": summary([r for r in rows if r["length"] <= SHORT]),
         "all": summary(rows),
         "length_choice_where_true_length_is_exact": length_choice(rows),
         "length_choice_of_all": length_choice(rows, every=True),
@@ -106,7 +112,10 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     seconds = sorted(row["seconds"] for row in rows)
     return {
         "gaps": len(rows),
-        "exact": {name: round(sum(r["exact"][name] for r in rows) / len(rows), 3) for name in names},
+        "exact": {name: share([r["exact"][name] for r in rows]) for name in names},
+        "fill_less_left_to_right": paired_difference(
+            [r["exact"]["left_to_right"] for r in rows], [r["exact"]["fill"] for r in rows]
+        ).to_json(),
         "nats_per_token": {
             name: round(statistics.fmean(r["nats"][name] for r in rows), 3) for name in ("true", *names)
         },
@@ -118,6 +127,12 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "largest": round(1e3 * seconds[-1]),
         },
     }
+
+
+def share(hits: list[bool]) -> list[float]:
+    """The mean, and its 95 % interval."""
+    ends = wilson(sum(hits), len(hits))
+    return [round(number, 3) for number in (sum(hits) / len(hits), ends.low, ends.high)]
 
 
 def length_choice(rows: list[dict[str, Any]], *, every: bool = False) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks import record
@@ -25,10 +24,10 @@ from dgemma.language_model import LanguageModel, load
 from dgemma.params import GenerationParams
 from dgemma.sudoku.puzzles import held_out
 from dgemma.sudoku.tokens import to_text
+from recipes.english.scenes import make_scene
 from recipes.forms.messages import make_message
 
 AT_ONCE = 16
-DOCS = Path(__file__).parents[1] / "docs"
 DTYPES = ("float32", "bfloat16")
 
 
@@ -109,9 +108,9 @@ ENGINES: dict[int, LocalEngine] = {}  # one per model, with its prefix cache
 
 
 def text_prompts(lm: LanguageModel, count: int) -> Iterator[list[int]]:
-    """Places of the project's own documents. Half begin at the beginning of one, and share it."""
+    """Places of scenes. Half begin at the beginning of one, and may share it."""
     rng = random.Random(1)
-    texts = [lm.tokenizer.encode(file.read_text(encoding="utf-8")) for file in sorted(DOCS.glob("*.md"))]
+    texts = [lm.tokenizer.encode(make_scene(number, seed=3).text) for number in range(100)]
     for number in range(count):
         tokens, length = rng.choice(texts), rng.randint(4, 80)
         begin = 0 if number % 2 else rng.randrange(max(1, len(tokens) - length))

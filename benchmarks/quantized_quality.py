@@ -4,7 +4,7 @@
     python -m benchmarks.quantized_quality --dtype float32  (where bf16 is imitated, and slow)
 
 sudoku: held-out puzzles solved, by band, and steps per canvas. text: the perplexity of causal mode on
-paragraphs of our own pages (which came after its training data), and steps per canvas over the same. Both:
+scenes, and steps per canvas over the same. Both:
 the distance of one step's distributions, and how often the argmax agrees. Quantized models run as they do
 for users here, activations rounded where the kernel runs; `plain activations` is int4 without that.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from dgemma.evaluation.task import EvaluationPlan
 from dgemma.evaluation.tasks.sudoku import SudokuTask
 from dgemma.language_model import LanguageModel, load
 from dgemma.sudoku.puzzles import BANDS
+from recipes.english.scenes import make_scene
 
 
 def main() -> None:
@@ -91,14 +91,8 @@ def sudoku(plain: LanguageModel, lm: LanguageModel, limit: int, prompts: int) ->
     return found
 
 
-@cache  # of one run: pages may change while it is under way
-def own_paragraphs() -> list[str]:
-    pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
-    return [p for page in pages for p in page.read_text().split("\n\n") if 200 < len(p) < 800]
-
-
 def text(plain: LanguageModel, lm: LanguageModel, limit: int, prompts: int) -> dict[str, Any]:
-    paragraphs = own_paragraphs()[:limit]
+    paragraphs = [make_scene(number, seed=3).text for number in range(limit)]
     bos = lm.tokenizer.bos_id
     pairs = [TokenPair((bos or 0,), tuple(lm.tokenizer.encode(p))) for p in paragraphs]
     total = sum(found.log_prob for _, found in log_likelihoods(lm, pairs, batch=8))

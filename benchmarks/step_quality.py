@@ -3,7 +3,7 @@
     python -m benchmarks.step_quality            (--puzzles N per band, --prompts N)
 
 Sudoku: solved at the first try, of held-out puzzles. Text: mean log-probability (nats a token) that the same
-weights, read left to right, give to what the canvas wrote after paragraphs of this project's documentation.
+weights, read left to right, give to what the canvas wrote after the beginnings of scenes.
 Higher is better for both; texts that repeat themselves get a high one too, so the share of distinct pairs of
 neighbouring tokens stands beside it.
 """
@@ -11,7 +11,6 @@ neighbouring tokens stands beside it.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,8 @@ from dgemma.evaluation.runner import evaluate
 from dgemma.evaluation.tasks.sudoku import SudokuTask
 from dgemma.language_model import LanguageModel, load
 from dgemma.params import PRESETS
+from recipes.english.prose import sentences
+from recipes.english.scenes import make_scene
 
 SETTINGS: dict[str, dict[str, Any]] = {
     **{f"preset {name}": options for name, options in PRESETS.items()},
@@ -56,8 +57,8 @@ def sudoku_row(lm: LanguageModel, band: str, options: dict[str, Any], limit: int
 
 
 def text_row(lm: LanguageModel, options: dict[str, Any], limit: int) -> dict[str, float]:
-    pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
-    paragraphs = [p for page in pages for p in page.read_text().split("\n\n") if 200 < len(p) < 600][:limit]
+    scenes = [sentences(make_scene(number, seed=3).text) for number in range(limit)]
+    paragraphs = [" ".join(scene[:2]) for scene in scenes]
     asked = {"max_denoising_steps": 48, **options}
     answers = lm.generate(
         paragraphs, seeds=list(range(len(paragraphs))), max_tokens=64, ignore_end=True, **asked

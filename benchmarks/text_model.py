@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks import record
+from benchmarks.held_out_text import REMEDY
 from benchmarks.kneser_ney import KneserNey
 from dgemma.evaluation.likelihood import TokenPair, log_likelihoods
 from dgemma.language_model import LanguageModel, load
@@ -56,9 +57,7 @@ def main() -> None:
     args = parser.parse_args()
     for part in (*SETS, "train", "chats/train", "chats/held_out"):
         if not (args.corpus / f"{part}.jsonl").exists():
-            raise SystemExit(
-                f"{args.corpus} has no {part}.jsonl; make it: python -m recipes.english.make_corpus"
-            )
+            raise SystemExit(f"{args.corpus} has no {part}.jsonl; {REMEDY}")
     lm = load(args.model, dtype="float32")
     findings: dict[str, Any] = {
         "model": args.model,

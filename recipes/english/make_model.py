@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from dgemma.checkpoint.parameter_count import count_parameters
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.model.config import LayerKind, LayerShape, ModelConfig, RopeShape
-from recipes.text.make_tokenizer import BYTES, control_names, learn, write_tokenizer
+from recipes.tokenizer import BYTES, control_names, learn, write_tokenizer
 
 VOCAB_SIZE = 3072
 CANVAS = 32  # a sentence

@@ -29,7 +29,7 @@ from dgemma.forms.record_types import RECORD_TYPES
 from dgemma.model.config import LayerKind, LayerShape, ModelConfig, RopeShape
 from recipes.forms.layout import CANVAS
 from recipes.forms.messages import make_message
-from recipes.text.make_tokenizer import learn, write_tokenizer
+from recipes.tokenizer import learn, write_tokenizer
 
 WITHIN = Regex(r'[a-z]+|[{}\[\]":,]+')
 NUM_PIECES = 661  # 1,024 with bytes and control tokens

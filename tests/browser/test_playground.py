@@ -158,7 +158,9 @@ def test_chat_answers_and_the_request_is_copied_as_a_command(visit: Visit) -> No
 
 def test_fill_fills_every_gap(visit: Visit) -> None:
     part = visit.mode("fill")
-    part.get_by_label("Text with gaps").fill("The <FILL> returns the <FILL> of bytes.")
+    part.get_by_label("Text with gaps").fill(
+        "Emma had a little <FILL>. Every morning it got some <FILL> water."
+    )
     part.get_by_text("Longest gap, and sampler").click()
     part.get_by_label("most tokens").fill("2")
     run(part, "Fill 2 gaps")

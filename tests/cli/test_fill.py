@@ -450,12 +450,12 @@ def test_the_bundled_model_fills_as_its_python_api_does(
 ) -> None:
     monkeypatch.setattr(dgemma, "load", load_once)
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 1e9)
-    path = file("The garbage <FILL> frees memory.\r\n")
+    path = file("Every <FILL> Emma fed the dog.\r\n")
     status, out, err = run(capsys, "fill", path, "--lengths", "2", "--seed", "1", "--json")
     assert (status, err) == (0, "")
     (gap,) = json.loads(out)["gaps"]
     lm: Any = load_once("bundled:text", dtype="auto")
-    found = lm.fill("The garbage ", " frees memory.\n", lengths=[2], seed=1)
+    found = lm.fill("Every ", " Emma fed the dog.\n", lengths=[2], seed=1)
     assert gap["text"] == found.text.replace("\n", "\r\n") != ""
     assert gap["log_likelihood"] == pytest.approx(found.log_likelihood, abs=1e-3)
     assert gap["forwards"] == found.forwards > 0

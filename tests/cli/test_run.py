@@ -79,8 +79,8 @@ def test_from_a_hub_name_to_an_answer(hub: FakeHub, capsys: pytest.CaptureFixtur
     status, out, err = run(capsys, "someone/text", *ASK)
     assert status == 0
     assert json.loads(out)["text"]
-    assert "someone/text: 32.2 MB in memory, which fits into" in err
-    assert re.search(r"to fetch: 3\d\.\d MB", err)
+    assert "someone/text: 5.3 MB in memory, which fits into" in err
+    assert re.search(r"to fetch: 5\.\d MB", err)
     assert "a step on a canvas of" in err
     # The second time nothing is fetched, and the text is the same.
     hub.requests.clear()

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from dgemma.checkpoint.bundled import bundled_path
 from dgemma.engine.request import EngineRequest, PinnedTokens
 from dgemma.events import Answer, FinishReason, LogProbs
 from dgemma.params import GenerationParams
@@ -23,9 +23,10 @@ from dgemma.text.chat_template import ChatTemplate
 from dgemma.text.token_texts import TokenTexts
 from dgemma.text.tokenizer import Tokenizer
 
-TOKENIZER = Tokenizer.from_directory(bundled_path("text"))
+DIRECTORY = Path(__file__).parent / "tokenizer"  # 6,144 tokens, learned from technical English
+TOKENIZER = Tokenizer.from_directory(DIRECTORY)
 TOKEN_TEXTS = TokenTexts(TOKENIZER)
-TEMPLATE = ChatTemplate.from_directory(bundled_path("text"), TOKENIZER)
+TEMPLATE = ChatTemplate.from_directory(DIRECTORY, TOKENIZER)
 BOS, END = 2, 1
 CANVAS = 16
 # What a rule gives a word that it does not name.

@@ -12,9 +12,10 @@ from dgemma.errors import DgemmaError, InputError
 from dgemma.language_model import LanguageModel
 from dgemma.tasks.borders import healed_borders
 from dgemma.tasks.decide import Choice, Question
-from tasks.scripted import TOKEN_TEXTS, TOKENIZER
+from dgemma.text.token_texts import TokenTexts
 
-SLIP = "The functoin returns the number of bytes."
+WATER = "Emma had a little dog. Every morning Emma gave the do"
+SLIP = "Every mornign Emma gave the dog some fresh water."
 
 
 @pytest.fixture(scope="module")
@@ -38,26 +39,26 @@ def test_the_words_of_a_fill_spell_the_users_text_around_it(
     lm: LanguageModel, prefix: str, suffix: str
 ) -> None:
     found = lm.fill(prefix, suffix, lengths=[1], seed=3)
-    borders = healed_borders(TOKENIZER, TOKEN_TEXTS, prefix, suffix)
+    borders = healed_borders(lm.tokenizer, TokenTexts(lm.tokenizer), prefix, suffix)
     one = found.candidates[0]
-    spelled = TOKENIZER.decode((*borders.before, *one.tokens, *borders.after))
+    spelled = lm.tokenizer.decode((*borders.before, *one.tokens, *borders.after))
     assert spelled == prefix + found.text + suffix
-    assert set(one.tokens).isdisjoint(TOKENIZER.controls.values())
+    assert set(one.tokens).isdisjoint(lm.tokenizer.controls.values())
     assert math.isfinite(found.log_likelihood)
     assert found.log_likelihood < 0
 
 
 def test_a_word_that_seems_cut_is_tried_whole_and_extended(lm: LanguageModel) -> None:
-    found = lm.fill("We inform", " about the result of the function.", max_tokens=3, seed=1)
-    run = healed_borders(TOKENIZER, TOKEN_TEXTS, "We inform", " about the result of the function.").run
+    found = lm.fill("They call", " Emma in the evening.", max_tokens=3, seed=1)
+    run = healed_borders(lm.tokenizer, TokenTexts(lm.tokenizer), "They call", " Emma in the evening.").run
     begins_with_run = {one.tokens[: len(run)] == run for one in found.candidates}
     assert len(run) > 1
     assert begins_with_run == {True, False}
 
 
 def test_the_same_seed_fills_the_same(lm: LanguageModel) -> None:
-    first, second = (lm.fill("for i in ra", "):\n    print(i)\n", lengths=[1, 2], seed=5) for _ in range(2))
-    assert first.text.startswith("nge("), "a word is healed across the border"
+    first, second = (lm.fill(WATER, " some fresh water.", lengths=[1, 2], seed=5) for _ in range(2))
+    assert first.text.startswith("g"), "a word is healed across the border"
     assert first.text == second.text
     assert [one.tokens for one in first.candidates] == [one.tokens for one in second.candidates]
     assert first.seed == second.seed == 5
@@ -66,7 +67,12 @@ def test_the_same_seed_fills_the_same(lm: LanguageModel) -> None:
 
 def test_the_model_can_be_asked_for_the_gap(lm: LanguageModel) -> None:
     found = lm.fill(
-        "The function", " the number of bytes.", method="prompt", max_tokens=4, seed=1, preset="fast"
+        "Every morning Emma gave the",
+        " some fresh water.",
+        method="prompt",
+        max_tokens=4,
+        seed=1,
+        preset="fast",
     )
     assert found.num_tokens <= 4
     assert found.candidates[0].text == found.text
@@ -75,19 +81,19 @@ def test_the_model_can_be_asked_for_the_gap(lm: LanguageModel) -> None:
 
 def test_an_edit_mends_the_slip_and_nothing_else(lm: LanguageModel) -> None:
     found = lm.edit(SLIP, seed=1)
-    assert found.text == "The function returns the number of bytes."
-    assert [(one.start, one.old, one.new) for one in found.changes] == [(3, " functoin", " function")]
+    assert found.text == "Every morning Emma gave the dog some fresh water."
+    assert [(one.start, one.old, one.new) for one in found.changes] == [(5, " mornign", " morning")]
     again = lm.edit(found.text, seed=1)
     assert (again.text, again.changes) == (found.text, ())
 
 
 def test_the_order_of_choices_changes_no_bit_of_a_decision(lm: LanguageModel) -> None:
-    labels = ("a list of numbers", "a list of bytes", "text")
+    labels = ("the old dog", "the old man", "Emma")
     found = set()
     for order in permutations(labels):
         question = Question(
             kind="choice",
-            instructions="What does the function return?",
+            instructions="Who gave the dog some water?",
             choices=tuple(Choice(value=label) for label in order),
         )
         (decision,) = lm.decide(SLIP, [question], draws=2, seed=1)

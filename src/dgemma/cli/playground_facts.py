@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _PUZZLES_PER_BAND = 12
 _RAW: tuple[Mode, ...] = ("canvas", "race")
 _NOTES = {
-    "text": "A toy of 16 million parameters, trained on technical text. It shows how a canvas settles, not "
-    "what large models know.",
+    "text": "A toy of 2.7 million parameters, which knows small scenes of plain English. It shows how a "
+    "canvas settles, not what large models know.",
     "forms": "Reads short messages, and writes what they say as records.",
     "sudoku": "Trained on Sudokus, and nothing else.",
 }

@@ -1,17 +1,9 @@
-"""Complete a function between two given ends: its head, and what follows it."""
+"""Complete a text between two given ends: its beginning, and what follows."""
 
 import dgemma
 
-BEFORE = """\
-def read_lines(path):
-    with open(path) as file:
-        """
-AFTER = """
-
-def write_lines(path, lines):
-    with open(path, "w") as file:
-        file.writelines(lines)
-"""
+BEFORE = "Emma had a little dog. Every morning Emma gave the"
+AFTER = " some fresh water. When Emma came home, the dog was already waiting."
 
 
 def main() -> None:
