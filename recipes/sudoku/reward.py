@@ -21,12 +21,16 @@ from dgemma.training.reward import RolloutAnswer
 STEPS = 24
 
 
-def solved_soon(answer: RolloutAnswer) -> float:
-    """From 0.7 to 1 for a solution; below 0.5 by the share of right tokens otherwise."""
+def graded(answer: RolloutAnswer, *, cost_of_steps: float, most_for_parts: float) -> float:
+    """1 for a solution, less the cost of all steps by their share; otherwise by the share of right tokens."""
     if answer.tokens == answer.expected:
-        return 1.0 - 0.3 * answer.steps / STEPS
+        return 1.0 - cost_of_steps * answer.steps / STEPS
     right = sum(a == b for a, b in zip(answer.tokens, answer.expected, strict=True))
-    return 0.5 * right / len(answer.expected)
+    return most_for_parts * right / len(answer.expected)
+
+
+def solved_soon(answer: RolloutAnswer) -> float:
+    return graded(answer, cost_of_steps=0.3, most_for_parts=0.5)
 
 
 puzzles = Presentations(

@@ -3,16 +3,12 @@
 from dataclasses import replace
 
 from dgemma.training.reward import RolloutAnswer
-from recipes.sudoku.reward import STEPS
+from recipes.sudoku.reward import graded
 from recipes.sudoku.reward import recipe as reward
 
 
 def solved_sooner(answer: RolloutAnswer) -> float:
-    """From 0.2 to 1 for a solution; below 0.1 by the share of right tokens otherwise."""
-    if answer.tokens == answer.expected:
-        return 1.0 - 0.8 * answer.steps / STEPS
-    right = sum(a == b for a, b in zip(answer.tokens, answer.expected, strict=True))
-    return 0.1 * right / len(answer.expected)
+    return graded(answer, cost_of_steps=0.8, most_for_parts=0.1)
 
 
 recipe = replace(
