@@ -3,9 +3,10 @@
     python -m benchmarks.fill [--per-length N] [--seed S] [--suffix=-name]
 
 Gaps begin and end where tokens do, with up to 128 tokens before them and 60 after. `fill` does not know how
-long the gap is; `true_length` does; `left_to_right` decodes the true number of tokens greedily, and sees
-nothing after the gap. Exact: every token right. Likelihood: nats per token of the gap and 24 tokens after it
-in causal mode, beside the true text's. `--cuts`: gaps cut at any character, with and without healing.
+long the gap is, nor does `canvases`, which is `fill` without drafts; `true_length` does; `left_to_right`
+decodes the true number of tokens greedily, and sees nothing after the gap. Exact: every token right.
+Likelihood: nats per token of the gap and 24 tokens after it in causal mode, beside the true text's.
+`--cuts`: gaps cut at any character, with and without healing.
 `--prompted`: the gap asked for through the chat template.
 """
 
@@ -78,6 +79,7 @@ def one_gap(lm: LanguageModel, passage: Passage, seed: int) -> dict[str, Any]:
         return found, time.perf_counter() - began
 
     chosen, seconds = filled(FillOptions())
+    canvases, _ = filled(FillOptions(drafts=0))
     known, _ = filled(FillOptions(lengths=(length,)))
     bench = lm._task_context(seed=seed)
     context = bench.opening(passage.before, reserve=0)
@@ -87,6 +89,7 @@ def one_gap(lm: LanguageModel, passage: Passage, seed: int) -> dict[str, Any]:
     texts = {
         "true": passage.inside,
         "fill": chosen.candidates[0].tokens,
+        "canvases": canvases.candidates[0].tokens,
         "true_length": known.candidates[0].tokens,
         "left_to_right": greedy,
     }
@@ -100,6 +103,7 @@ def one_gap(lm: LanguageModel, passage: Passage, seed: int) -> dict[str, Any]:
             name: sum(answer.scores) / (length + SCORED) for name, answer in zip(texts, scored, strict=True)
         },
         "forwards": chosen.forwards,
+        "draft_tokens": chosen.draft_tokens,
         "forwards_true_length": known.forwards,
         "seconds": round(seconds, 3),
     }
@@ -108,7 +112,7 @@ def one_gap(lm: LanguageModel, passage: Passage, seed: int) -> dict[str, Any]:
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     if not rows:
         return {}
-    names = ("fill", "true_length", "left_to_right")
+    names = ("fill", "canvases", "true_length", "left_to_right")
     seconds = sorted(row["seconds"] for row in rows)
     return {
         "gaps": len(rows),
@@ -120,6 +124,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             name: round(statistics.fmean(r["nats"][name] for r in rows), 3) for name in ("true", *names)
         },
         "forwards": round(statistics.fmean(r["forwards"] for r in rows), 1),
+        "draft_tokens": round(statistics.fmean(r["draft_tokens"] for r in rows), 1),
         "forwards_true_length": round(statistics.fmean(r["forwards_true_length"] for r in rows), 1),
         "milliseconds": {
             "median": round(1e3 * statistics.median(seconds)),

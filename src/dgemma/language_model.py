@@ -417,6 +417,7 @@ class LanguageModel(BlockDiffusionModel):
         max_tokens: int = 40,
         lengths: Sequence[int] | None = None,
         keep: int = 4,
+        drafts: int = 8,
         heal: bool = True,
         method: Literal["lengths", "prompt"] = "lengths",
         preset: str | None = None,
@@ -425,6 +426,7 @@ class LanguageModel(BlockDiffusionModel):
         """The text that belongs between `prefix` and `suffix`, of at most `max_tokens` tokens.
 
         lengths: of the gap in tokens, to be tried; keep: how many of them go on after one step.
+        drafts: number of texts written left to right after the prefix, whose beginnings are tried too.
         heal: allow tokens that span the borders of the gap (token healing).
         method: "prompt" asks through the chat template instead of trying lengths.
         options: sampling options, and a response format: `regex`, `choice`, `json_schema` or `json_object`.
@@ -435,6 +437,7 @@ class LanguageModel(BlockDiffusionModel):
             max_tokens=max_tokens,
             lengths=tuple(lengths) if isinstance(lengths, Sequence) else lengths,
             keep=keep,
+            drafts=drafts,
             heal=heal,
             method=method,
             form=response_format,

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dgemma.engine.request import EngineRequest
+from dgemma.engine.request import EngineRequest, PinnedTokens
 from dgemma.engine.service import (
     Accepted,
     BusyError,
@@ -127,7 +127,7 @@ def by_seed(request: EngineRequest) -> Script:
 
 def worked(request: EngineRequest, script: Script) -> Answer:
     """The answer to a part of a fill, an edit or a decision: as likely as a hash of it all would have it."""
-    given, start = request.pinned, request.score_from
+    given, start = request.pinned or PinnedTokens(), request.score_from
 
     asked = hashlib.sha256(f"{request.seed} {request.prompt} {request.adapter}".encode())
 
@@ -139,7 +139,7 @@ def worked(request: EngineRequest, script: Script) -> Answer:
     def log_prob(*what: object) -> float:
         return -0.1 - drawn(*what) % 997 / 100
 
-    if given is None:
+    if start is not None:
         return Answer(
             text="",
             tokens=(),
@@ -147,7 +147,7 @@ def worked(request: EngineRequest, script: Script) -> Answer:
             seed=request.seed,
             decode="score",
             cached_tokens=script.cached_tokens,
-            scores=tuple(log_prob(at) for at in range(start or 0, len(request.prompt))),
+            scores=tuple(log_prob(at) for at in range(start, len(request.prompt))),
         )
     count = request.params.logprobs
     tokens: list[int] = []
@@ -159,8 +159,9 @@ def worked(request: EngineRequest, script: Script) -> Answer:
         tokens=tuple(tokens),
         finish_reason=FinishReason.LENGTH,
         seed=request.seed,
-        decode="diffuse",
-        steps=(script.steps,),
+        decode=request.params.decode,
+        steps=() if is_draft(request) else (script.steps,),
+        causal_tokens=len(tokens) if is_draft(request) else 0,
         cached_tokens=script.cached_tokens,
         logprobs=tuple(
             tuple((WORDS[(token + rank) % len(WORDS)], log_prob(at) - rank) for rank in range(count))
@@ -172,6 +173,11 @@ def worked(request: EngineRequest, script: Script) -> Answer:
             (at, tuple((word, log_prob(at, word)) for word in words)) for at, words in given.watch.items()
         ),
     )
+
+
+def is_draft(request: EngineRequest) -> bool:
+    """Whether it is the left-to-right part of a fill."""
+    return request.params.decode == "causal" and request.params.ignore_end
 
 
 class FakeEngine:
@@ -240,7 +246,7 @@ class FakeEngine:
         self.most_running = max(self.most_running, self.running)
         writer = _Writer(request, script)
         is_finished = False
-        is_work = request.pinned is not None or request.score_from is not None
+        is_work = request.pinned is not None or request.score_from is not None or is_draft(request)
         try:
             if not script.accepts:
                 await asyncio.sleep(3600)

@@ -83,11 +83,20 @@ class Scripted:
     @property
     def written(self) -> list[EngineRequest]:
         """All requests so far that write on a canvas."""
-        return [one for asked in self.rounds for one in asked if one.score_from is None]
+        return [one for one in self.asked if one.score_from is None and one.params.decode == "diffuse"]
+
+    @property
+    def drafts(self) -> list[EngineRequest]:
+        """All requests so far that write left to right."""
+        return [one for one in self.asked if one.params.decode == "causal"]
 
     @property
     def scored(self) -> list[EngineRequest]:
-        return [one for asked in self.rounds for one in asked if one.score_from is not None]
+        return [one for one in self.asked if one.score_from is not None]
+
+    @property
+    def asked(self) -> list[EngineRequest]:
+        return [one for asked in self.rounds for one in asked]
 
     def _answer(self, request: EngineRequest) -> Answer:
         task = self.task
@@ -104,9 +113,9 @@ class Scripted:
     def _write(self, request: EngineRequest) -> Answer:
         task, params = self.task, request.params
         assert params.max_tokens is not None
-        assert len(request.prompt) + -(-params.max_tokens // task.canvas_len) * task.canvas_len <= (
-            task.max_positions
-        )
+        is_causal = params.decode == "causal"
+        room = params.max_tokens if is_causal else -(-params.max_tokens // task.canvas_len) * task.canvas_len
+        assert len(request.prompt) + room <= task.max_positions
         given = request.pinned or PinnedTokens()
         given.check(task.vocab_size, params.max_tokens)
         tokens: list[int] = []
@@ -128,7 +137,8 @@ class Scripted:
             request,
             text=TOKENIZER.decode(tokens),
             tokens=tuple(tokens),
-            steps=(min(3, params.max_denoising_steps),),
+            steps=() if is_causal else (min(3, params.max_denoising_steps),),
+            causal_tokens=len(tokens) if is_causal else 0,
             logprobs=None if params.logprobs is None else tuple(logprobs),
             watched=tuple(watched),
         )

@@ -51,7 +51,7 @@ def between(
     task: TaskContext, before: Ids, after: Ids, model: Scripted | None = None, gap: Ids = (), **options: Any
 ) -> tuple[Filled, Scripted]:
     model = model or ByHeart(task, (*before, *gap, *after))
-    rounds = fill_between(task, Borders(before=before, after=after), FillOptions(**options))
+    rounds = fill_between(task, Borders(before=before, after=after), FillOptions(**{"drafts": 0, **options}))
     return drive(rounds, model), model
 
 
@@ -89,8 +89,9 @@ def _is_healed(suffix: str) -> bool:
 def test_what_is_told_of_a_fill_is_what_it_took() -> None:
     task = task_context(seed=11)
     before, gap, after = cut(5, 3, 4)
-    found, model = between(task, before, after, gap=gap, max_tokens=6)
+    found, model = between(task, before, after, gap=gap, max_tokens=6, drafts=2)
     assert found.forwards == sum(min(3, one.params.max_denoising_steps) for one in model.written)
+    assert found.draft_tokens == 2 * 7
     assert found.prompt_tokens == len(before) + 1
     assert found.seed == 11
     assert found.num_tokens == 3
@@ -298,8 +299,84 @@ def test_requests_fit_into_the_context_whatever_is_given(
     task = task_context(max_positions=max_positions)
     before, _, after = cut(before_len, 0, behind_len)
     model = ByHeart(task, words(1, seed=1))
-    found, _ = between(task, before, after, model, max_tokens=max_tokens)
+    found, _ = between(task, before, after, model, max_tokens=max_tokens, drafts=2)
     assert 1 <= found.num_tokens <= max_tokens
+
+
+# Drafts
+
+
+class WrongOnCanvases(ByHeart):
+    """Knows the text left to right only."""
+
+    def reads(self, request: EngineRequest, at: int) -> Mapping[int, float]:
+        if request.params.decode == "causal":
+            return super().reads(request, at)
+        return {plain_words()[0]: 1.0}
+
+
+@pytest.mark.parametrize("heal", [False, True])
+def test_a_beginning_of_a_draft_wins_where_the_canvases_are_wrong(heal: bool) -> None:
+    task = task_context()
+    model = WrongOnCanvases(task, encode(SENTENCE))
+    found = drive(fill(task, PREFIX, SUFFIX, FillOptions(max_tokens=8, heal=heal)), model)
+    assert found.text == MIDDLE
+    without = FillOptions(max_tokens=8, heal=heal, drafts=0)
+    assert drive(fill(task, PREFIX, SUFFIX, without), model).text != MIDDLE
+
+
+def test_a_drafts_last_token_may_hold_what_was_removed_of_the_suffix() -> None:
+    """After the gap stands "ing", and the draft writes " being"."""
+    before, after = words(4), words(4, seed=9)
+    being, ing = encode(" being"), encode("ing")
+    borders = Borders(
+        before=before,
+        after=after,
+        tail="ing",
+        last=TOKEN_TEXTS.ending_with("ing"),
+        tail_tokens=ing,
+    )
+    assert set(being) <= set(borders.last)
+    task = task_context()
+    model = WrongOnCanvases(task, (*before, *being, *after))
+    found = drive(fill_between(task, borders, FillOptions(max_tokens=4)), model)
+    assert (found.candidates[0].tokens, found.text) == (being, " be")
+
+
+def test_the_first_draft_is_greedy_and_the_others_are_sampled_with_seeds_of_their_own() -> None:
+    task = task_context(params=GenerationParams(temperature=0.3, top_k=5, top_p=0.5))
+    before, gap, after = cut(5, 3, 4)
+    _, model = between(task, before, after, gap=gap, max_tokens=9, drafts=3)
+    assert [one.params.temperature for one in model.drafts] == [0.0, 1.0, 1.0]
+    assert [one.seed for one in model.drafts] == [7, 8, 9]
+    for one in model.drafts:
+        assert one.prompt == (BOS, *before)
+        assert (one.params.top_k, one.params.top_p) == (None, None)
+        assert one.params.ignore_end
+        assert (one.params.max_tokens, one.params.logprobs) == (10, 20)
+        assert one.logit_bias, "no control is written into a gap"
+    (asked,) = [asked for asked in model.rounds if any(one in model.drafts for one in asked)]
+    assert len(asked) > 3, "drafts and canvases share a round"
+
+
+@pytest.mark.parametrize(
+    ("options", "length"),
+    [({"max_tokens": 40}, 16), ({"max_tokens": 5}, 5), ({"lengths": (2, 4, 30)}, 4), ({"lengths": (30,)}, 0)],
+)
+def test_drafts_are_as_long_as_the_longest_gap_that_they_can_fill(
+    options: dict[str, Any], length: int
+) -> None:
+    before, gap, after = cut(5, 3, 4)
+    found, model = between(task_context(), before, after, gap=gap, drafts=1, **options)
+    assert [one.params.max_tokens for one in model.drafts] == ([length + 1] if length else [])
+    lengths = options.get("lengths", range(1, options.get("max_tokens", 0) + 1))
+    assert {len(one.tokens) for one in found.candidates} <= set(lengths)
+
+
+def test_the_last_seed_is_followed_by_the_first() -> None:
+    before, gap, after = cut(5, 3, 4)
+    _, model = between(task_context(seed=(1 << 64) - 1), before, after, gap=gap, max_tokens=3, drafts=2)
+    assert [one.seed for one in model.drafts] == [(1 << 64) - 1, 0]
 
 
 # Gaps longer than a canvas
@@ -461,6 +538,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"keep": 0}, "keep is 0; it must be a whole number from 1 to 64"),
     ({"keep": 65}, "keep is 65"),
     ({"keep": "4"}, "keep is '4'"),
+    ({"drafts": -1}, "drafts is -1; it must be a whole number from 0 to 64"),
+    ({"drafts": 65}, "drafts is 65"),
+    ({"drafts": True}, "drafts is True"),
     ({"method": "guess"}, "method is 'guess'; it must be lengths or prompt"),
     ({"lengths": ()}, "lengths is (); give whole numbers of 0 or more"),
     ({"lengths": (3, -1)}, "lengths is (3, -1)"),

@@ -85,6 +85,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--keep", type=int, metavar="N", help="lengths that go on after one step (default: 4)")
     how.add_argument(
+        "--drafts",
+        type=int,
+        metavar="N",
+        help="texts written left to right whose beginnings are tried too (default: 8)",
+    )
+    how.add_argument(
         "--no-heal", action="store_true", help="keep the tokens at the gap's borders (no token healing)"
     )
     how.add_argument(
@@ -168,6 +174,7 @@ def _options(args: argparse.Namespace, num_gaps: int) -> dict[str, Any]:
         "max_tokens": args.max_tokens,
         "lengths": args.lengths,
         "keep": args.keep,
+        "drafts": args.drafts,
         "heal": False if args.no_heal else None,
         "method": args.method,
     }

@@ -27,7 +27,13 @@ class Borders:
     tail: str = ""  # removed from the text after: the gap ends with it
     first: Ids = ()  # tokens that may be the gap's first; empty: any
     last: Ids = ()
-    run: Ids = ()  # removed from the text before, if several tokens: they may also stay
+    head_tokens: Ids = ()  # what was removed, as it was
+    tail_tokens: Ids = ()
+
+    @property
+    def run(self) -> Ids:
+        """Removed from the text before, if several tokens: they may also stay."""
+        return self.head_tokens if len(self.head_tokens) > 1 else ()
 
     @property
     def fewest(self) -> int:
@@ -71,7 +77,8 @@ def healed_borders(tokenizer: Tokenizer, table: TokenTexts, before: str, after: 
         tail=(tail or "") if heals_tail else "",
         first=first,
         last=last if heals_tail else (),
-        run=plain.before[len(plain.before) - count :] if count > 1 else (),
+        head_tokens=plain.before[len(plain.before) - count :],
+        tail_tokens=plain.after[:1] if heals_tail else (),
     )
 
 

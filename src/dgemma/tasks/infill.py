@@ -1,10 +1,11 @@
 """Infill (fill in the middle): a gap of unknown length between two texts.
 
 Candidate lengths are canvases of one batch: the gap open, the text after it pinned. After one step the most
-likely lengths continue, are denoised to their end, and are scored by the causal likelihood of the gap and the
-text after it together: a gap alone is most likely when it is short. A gap longer than a canvas is written
-canvas by canvas, and closed where that is most likely. The part of the text after the gap that does not fit
-on a canvas is put before everything else.
+likely lengths continue and are denoised to their end. Beginnings of a few texts written left to right after
+the prefix are candidates too. All are scored by the causal likelihood of the gap and the text after it
+together: a gap alone is most likely when it is short. A gap longer than a canvas is written canvas by canvas,
+and closed where that is most likely. The part of the text after the gap that does not fit on a canvas is put
+before everything else.
 
 With method "prompt", a model with a chat template gets the whole text with a mark in it and writes what
 belongs there; its end token closes the gap.
@@ -20,6 +21,7 @@ from typing import Any, Literal
 from dgemma.engine.request import EngineRequest
 from dgemma.errors import InputError
 from dgemma.events import Answer
+from dgemma.params import MAX_LOGPROBS
 from dgemma.structured_output.response_format import ResponseFormat
 from dgemma.tasks.borders import Borders, healed_borders, plain_borders
 from dgemma.tasks.context import Ids, TaskContext, canvas_of
@@ -34,6 +36,10 @@ _SCORED_AFTER = 24
 _SPARE_STEPS = 4
 # Every length up to here is tried; above it every second one, and the best one's neighbours.
 _EVERY_LENGTH = 16
+# Tokens of a draft: of longer gaps, only canvases know where they lead.
+_LONGEST_DRAFT = 16
+# A beginning of a draft is scored if the text after the gap begins with one of so many likely next tokens.
+_LIKELY_NEXT = MAX_LOGPROBS
 # Of the context, the most that shows text far after the gap.
 _FAR = 0.25
 
@@ -50,6 +56,9 @@ class FillOptions:
     """Lengths to try, in tokens; None: from 1 to max_tokens."""
     keep: int = 4
     """Number of lengths that continue after one step."""
+    drafts: int = 8
+    """Number of texts written left to right after the prefix, whose beginnings are candidates: one greedily,
+    the others sampled. None with a response format."""
     heal: bool = True
     """Token healing: remove the tokens at both borders, so that a token of the vocabulary may span them."""
     method: Literal["lengths", "prompt"] = "lengths"
@@ -58,7 +67,7 @@ class FillOptions:
     """Response format of the text in the gap. Such a gap is not longer than a canvas."""
 
     def __post_init__(self) -> None:
-        for name, least, most in (("max_tokens", 1, MAX_TOKENS), ("keep", 1, 64)):
+        for name, least, most in (("max_tokens", 1, MAX_TOKENS), ("keep", 1, 64), ("drafts", 0, 64)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                 raise InputError.about(
@@ -95,6 +104,7 @@ class Filled:
     prompt_tokens: int
     cached_tokens: int
     seed: int
+    draft_tokens: int = 0  # written left to right
 
     @property
     def num_tokens(self) -> int:
@@ -111,7 +121,9 @@ class _Search:
     options: FillOptions
     found: dict[Ids, Candidate] = field(default_factory=dict)
     tried: set[int] = field(default_factory=set)
+    drafted: bool = False
     forwards: int = 0
+    draft_tokens: int = 0
     cached_tokens: int = 0
 
     def canvas(
@@ -147,11 +159,13 @@ class _Search:
         )
 
     def count(self, answers: Sequence[Answer]) -> None:
-        self.forwards += sum(answer.forwards for answer in answers)
+        self.forwards += sum(sum(answer.steps) for answer in answers)
+        self.draft_tokens += sum(answer.causal_tokens for answer in answers)
         self.cached_tokens = max([self.cached_tokens, *(answer.cached_tokens for answer in answers)])
 
     def close(self, written: Ids, lengths: Sequence[int]) -> Rounds[None]:
         """Find candidates of these lengths after what is written."""
+        drafts, self.drafted = [] if self.drafted else self.drafts(), True
         self.tried |= set(lengths)
         ends_here = 0 in lengths and bool(written)
         ways: list[tuple[int, bool]] = []
@@ -165,11 +179,58 @@ class _Search:
                 sure = {way: _surprise(answer, way[0]) for way, answer in zip(own, first, strict=True)}
                 own = sorted(sorted(own, key=lambda way: sure[way])[: self.options.keep])
             ways += own
-        answers = yield [request for way in ways if (request := self.canvas(written, *way))]
+        canvases = [request for way in ways if (request := self.canvas(written, *way))]
+        answers = yield [*canvases, *drafts]
         self.count(answers)
-        gaps = [(*written, *answer.tokens[:n]) for (n, _), answer in zip(ways, answers, strict=True)]
+        gaps = [(*written, *answer.tokens[:n]) for (n, _), answer in zip(ways, answers, strict=False)]
         gaps += [written] if ends_here else []
+        gaps += [gap for answer in answers[len(canvases) :] for gap in self.beginnings(answer)]
         yield from self.judge(gaps)
+
+    def drafts(self) -> list[EngineRequest]:
+        """Texts written left to right after the prefix. What was removed at its end stands there again."""
+        task, head = self.task, self.borders.head_tokens
+        prompt = (*self.context, *head)
+        room = task.max_positions - len(prompt) - len(self.borders.tail_tokens) - _SCORED_AFTER
+        length = max((n for n in self.inner_lengths if n <= min(_LONGEST_DRAFT, room)), default=0)
+        if self.options.form is not None or not length:
+            return []
+        return [
+            task.write(
+                prompt,
+                max_tokens=length + 1,  # of the last one, only what else was likely is looked at
+                seed=(task.seed + number) % (1 << 64),
+                decode="causal",
+                temperature=float(number > 0),
+                top_k=None,
+                top_p=None,
+                logprobs=_LIKELY_NEXT,
+            )
+            for number in range(self.options.drafts)
+        ]
+
+    @property
+    def inner_lengths(self) -> Sequence[int]:
+        """Numbers of tokens in the gap, without what was removed at its borders."""
+        return self.options.lengths or range(1, self.options.max_tokens + 1)
+
+    def beginnings(self, draft: Answer) -> list[Ids]:
+        """Gaps of the wanted lengths after which the suffix may follow.
+
+        The last token of one may hold what was removed of the suffix.
+        """
+        assert draft.logprobs is not None
+        head, tail = self.borders.head_tokens, self.borders.tail_tokens
+        found = []
+        for length in self.inner_lengths:
+            if not 0 < length < len(draft.tokens):
+                continue
+            likely = {token for token, _ in draft.logprobs[length]}
+            for end in dict.fromkeys((tail, ())):
+                follows = (*end, *self.borders.after)
+                if not follows or follows[0] in likely:
+                    found.append((*head, *draft.tokens[:length], *end))
+        return found
 
     def judge(self, gaps: Sequence[Ids]) -> Rounds[None]:
         """Score gaps that are written to their end."""
@@ -262,6 +323,7 @@ def fill_between(task: TaskContext, borders: Borders, options: FillOptions) -> R
         log_likelihood=ranked[0].log_likelihood,
         candidates=tuple(ranked),
         forwards=search.forwards,
+        draft_tokens=search.draft_tokens,
         prompt_tokens=len(context),
         cached_tokens=search.cached_tokens,
         seed=task.seed,
@@ -296,6 +358,7 @@ def _ask(task: TaskContext, prefix: str, suffix: str, options: FillOptions) -> R
         log_likelihood=ranked[0].log_likelihood if ranked else -math.inf,
         candidates=tuple(ranked),
         forwards=search.forwards,
+        draft_tokens=search.draft_tokens,
         prompt_tokens=len(prompt),
         cached_tokens=search.cached_tokens,
         seed=task.seed,
