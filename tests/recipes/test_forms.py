@@ -178,6 +178,15 @@ def test_records_can_be_read_from_any_number() -> None:
         records[10]
 
 
+def test_every_fifth_record_is_a_large_order() -> None:
+    records = Forms("train", count=1 << 40, model=bundled_path("forms"), large_orders=5)
+    for number in range(10):
+        record = json.loads(records[number]["response"])
+        assert number % 5 or len(record["items"]) == 3
+    assert records[5]["prompt"] != records[0]["prompt"]
+    assert records[7] == Forms("train", count=1 << 40, model=bundled_path("forms"))[7]
+
+
 def test_fields_of_a_form_begin_at_the_same_token() -> None:
     tokenizer = Tokenizer.from_directory(bundled_path("forms"))
     places: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
