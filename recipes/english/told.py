@@ -15,6 +15,6 @@ recipe = replace(
     data=replace(more.data, also=(*more.data.also, *(4 * ("data/english/retold.jsonl",)))),
     noise=replace(more.noise, shifted=0.15),
     optimizer=replace(more.optimizer, learning_rate=8e-3),
-    steps=1500,
+    steps=1100,
     seed=4,
 )
