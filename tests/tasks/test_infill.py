@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -408,6 +408,39 @@ def test_a_long_gap_is_closed_where_that_is_most_likely(gap_len: int, max_tokens
     behind_whole = [len(one.prompt) - 1 - len(before) + gap_of(one) for one in model.written]
     assert max(behind_whole) == max_tokens
     assert set(range(1, 13)) <= set(behind_whole)
+
+
+class TwoTexts(ByHeart):
+    """Knows a second text, each token of which it likes a little more."""
+
+    BETTER = -0.07
+
+    def __init__(self, task: TaskContext, text: Ids, other: Ids) -> None:
+        super().__init__(task, text)
+        self.other = other
+        self.other_pairs = set(pairwise((BOS, *other)))
+
+    def reads(self, request: EngineRequest, at: int) -> Mapping[int, float]:
+        place = len(request.prompt) - self.begins + at
+        text = self.other if gap_of(request) == 10 else self.text
+        return {text[min(place, len(text) - 1)]: 1.0}
+
+    def likes(self, before: Ids, token: int) -> float:
+        if (before[-1], token) in self.other_pairs - self.pairs:
+            return self.BETTER
+        return super().likes(before, token)
+
+
+@pytest.mark.parametrize("max_tokens", [12, 40])
+def test_a_text_is_not_made_longer_because_its_tokens_are_more_likely_one_by_one(max_tokens: int) -> None:
+    """Also where gaps longer than a canvas are tried, which are compared per token."""
+    before, gap, after = cut(6, 1, 8)
+    longer = words(40, seed=5)[:10]
+    model = TwoTexts(task_context(), (*before, *gap, *after), (*before, *longer, *after))
+    found, _ = between(task_context(), before, after, model, max_tokens=max_tokens, keep=64)
+    by_tokens = {one.tokens: one for one in found.candidates}
+    assert by_tokens[longer].per_token > by_tokens[gap].per_token
+    assert found.candidates[0].tokens == gap
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ Candidate lengths are canvases of one batch: the gap open, the text after it pin
 likely lengths continue and are denoised to their end. Beginnings of a few texts written left to right after
 the prefix are candidates too. All are scored by the causal likelihood of the gap and the text after it
 together: a gap alone is most likely when it is short. A gap longer than a canvas is written canvas by canvas,
-and closed where that is most likely. The part of the text after the gap that does not fit on a canvas is put
-before everything else.
+and closed where that is most likely per token. The part of the text after the gap that does not fit on a
+canvas is put before everything else.
 
 With method "prompt", a model with a chat template gets the whole text with a mark in it and writes what
 belongs there; its end token closes the gap.
@@ -251,14 +251,22 @@ class _Search:
                 scored=len(answer.scores),
             )
 
-    def ranked(self, *, per_token: bool) -> list[Candidate]:
-        """The best first; a candidate that adds nothing comes last unless the caller listed lengths."""
-        explicit = self.options.lengths is not None
+    def ranked(self, max_gap: int) -> list[Candidate]:
+        """The best first; a candidate that adds nothing comes last unless the caller listed lengths.
 
-        def order(candidate: Candidate) -> tuple[bool, float, Ids]:
+        max_gap: of one canvas. Such gaps are compared by the likelihood of gap and text after. The best of
+        them and longer ones are compared per token: each token more costs likelihood, however good the text.
+        """
+        explicit = self.options.lengths is not None
+        short = [one for one in self.found.values() if len(one.tokens) <= max_gap]
+        best = max(short, key=lambda one: one.log_likelihood, default=None)
+
+        def order(candidate: Candidate) -> tuple[bool, float, float, Ids]:
+            level = best if best is not None and len(candidate.tokens) <= max_gap else candidate
             return (
                 not candidate.text and not explicit,
-                -(candidate.per_token if per_token else candidate.log_likelihood),
+                -level.per_token,
+                -candidate.log_likelihood,
                 candidate.tokens,
             )
 
@@ -304,12 +312,11 @@ def fill_between(task: TaskContext, borders: Borders, options: FillOptions) -> R
         written += answer.tokens
     if options.lengths is not None and 0 in options.lengths and not taken_back:
         yield from search.judge([()])
-    per_token = whole > 0
-    ranked = search.ranked(per_token=per_token)
+    ranked = search.ranked(max_gap)
     if ranked and not options.lengths and not whole and len(ranked[0].tokens) >= _EVERY_LENGTH:
         beside = {len(ranked[0].tokens) - 1, len(ranked[0].tokens) + 1} - search.tried
         yield from search.close((), [n for n in sorted(beside) if n <= min(most, max_gap)])
-        ranked = search.ranked(per_token=per_token)
+        ranked = search.ranked(max_gap)
     if not ranked and options.form is not None:
         raise InputError(
             f"between the two ends no text of the response format has at most "
@@ -352,7 +359,7 @@ def _ask(task: TaskContext, prefix: str, suffix: str, options: FillOptions) -> R
     search.context = task.opening(search.borders.before, reserve=task.canvas_len + _SCORED_AFTER)
     search.count([answer])
     yield from search.judge([tuple(task.tokenizer.encode(answer.text))])
-    ranked = search.ranked(per_token=False)
+    ranked = search.ranked(task.canvas_len)
     return Filled(
         text=answer.text,
         log_likelihood=ranked[0].log_likelihood if ranked else -math.inf,
