@@ -46,7 +46,7 @@ recipe = Recipe(
         decay="linear",
         final=0.02,
     ),
-    steps=110,
+    steps=80,
     batch=32,
     precision="auto",
     saving=SavingRecipe(every=20),
