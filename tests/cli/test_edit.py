@@ -318,7 +318,7 @@ def test_the_bundled_model_mends_a_typo_and_nothing_else(
 ) -> None:
     monkeypatch.setattr(dgemma, "load", load_once)
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 1e9)
-    data = b"Emma had a dog.\r\n\r\nEvery mornign she gave the dog some water."
+    data = b"Emma had a little dog.\r\n\r\nEvery mornign Emma gave the dog some fresh water."
     path.write_bytes(data)
     assert run(capsys, "edit", "a.txt", "", "--seed", "1", "--write") == (0, "a.txt: 1 change\n", "")
     assert path.read_bytes() == data.replace(b"mornign", b"morning")
