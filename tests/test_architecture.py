@@ -43,6 +43,7 @@ PACKAGES: dict[str, set[str]] = {
     },
     "evaluation": {"errors", "params", "events", "durable_files", "text", "language_model", "sudoku"},
     "bench": {"errors", "events", "model", "checkpoint", "sampling", "language_model"},
+    "scale": {"errors", "machine"},
     "selfcheck": {"checkpoint", "language_model", "machine", "model"},
     "conform": {
         "errors", "params", "events", "model", "sampling", "checkpoint", "trace", "language_model", "bench",
@@ -56,8 +57,8 @@ PACKAGES: dict[str, set[str]] = {
     "cli": {
         "errors", "params", "events", "durable_files", "machine", "kernels", "model", "structured_output",
         "checkpoint", "engine", "tasks",
-        "selfcheck", "training", "evaluation", "bench", "sudoku", "forms", "trace", "conform", "server",
-        "__init__",
+        "selfcheck", "training", "evaluation", "bench", "scale", "sudoku", "forms", "trace", "conform",
+        "server", "__init__",
     },
     "__init__": {
         "errors", "params", "events", "model", "sampling", "tasks", "forms", "trace", "language_model",
@@ -66,7 +67,7 @@ PACKAGES: dict[str, set[str]] = {
 TORCH_FREE_PACKAGES = ("text", "sudoku", "forms", "server", "tasks", "structured_output", "trace")
 TORCH_FREE = [
     "errors.py", "params.py", "events.py", "durable_files.py", "worker_process.py", "machine.py",
-    "model/config.py",
+    "model/config.py", "model/model_part.py", "checkpoint/division.py",
     "checkpoint/hub.py", "checkpoint/hub_cache.py",
     "checkpoint/names.py", "checkpoint/presets.py", "checkpoint/parameter_count.py", "checkpoint/source.py",
     "checkpoint/safetensors_file.py", "checkpoint/adapter_source.py", "checkpoint/adapter_config.py",

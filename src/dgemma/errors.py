@@ -61,6 +61,13 @@ class DeviceError(DgemmaError):
     """A device or dtype that this machine does not have."""
 
 
+class RankError(DgemmaError):
+    """A process of a group that computes one model together is gone, late, or parted from the others.
+
+    The group cannot go on: it ends with this error.
+    """
+
+
 class TrainingError(DgemmaError):
     """A training run that cannot go on."""
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 
 from dgemma.checkpoint.adapter import load_adapter, save_adapter
 from dgemma.checkpoint.adapter_source import open_adapter
 from dgemma.checkpoint.device import check_device, check_dtype, stored_dtype
-from dgemma.checkpoint.fingerprint import fingerprint
+from dgemma.checkpoint.fingerprint import file_fingerprint, fingerprint
 from dgemma.checkpoint.hub import resolve
 from dgemma.checkpoint.load import Progress, load_transformer
 from dgemma.checkpoint.save import save
@@ -38,6 +38,7 @@ from dgemma.machine import inspect_machine, package_versions
 from dgemma.model.block_diffusion import BlockDiffusionModel
 from dgemma.model.execution import default_execution
 from dgemma.model.lora import LoraSettings, attach, detach, has_adapter, merged
+from dgemma.model.ranks import ALONE, GroupRanks
 from dgemma.model.transformer import Transformer
 from dgemma.params import GenerateOptions, GenerationParams, InfillOptions, SamplingOptions
 from dgemma.sampling.sampler import Sampler
@@ -57,6 +58,9 @@ from dgemma.trace.recorder import Recorder
 from dgemma.trace.replay import replay
 from dgemma.trace.trace import Trace
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 def load(
     path: str | Path,
@@ -68,6 +72,7 @@ def load(
     revision: str | None = None,
     adapter: str | Path | None = None,
     round_activations: bool = True,
+    mesh: DeviceMesh | None = None,
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Load a checkpoint in the released layout: a directory, or a hub name such as "owner/name".
@@ -83,11 +88,14 @@ def load(
     adapter: directory of a LoRA adapter for this base, dgemma's or PEFT's.
     round_activations: where a model is quantized and products on its codes are faster (dgemma doctor says),
       round activations to eight bits, with a scale per 256 neighbours. False: dequantize each weight.
+    mesh: processes that compute the model together, each with a part of its weights (tensor parallelism):
+      all of them run the same program.
     progress: called with (bytes read, bytes in all) after each tensor.
     """
+    ranks = ALONE if mesh is None else GroupRanks.of_mesh(mesh, in_order=exact)
     target = check_device(device)
     source = open_checkpoint(resolve(path, revision=revision))
-    number_type = check_dtype(dtype, source, target)
+    number_type = ranks.share(check_dtype(dtype, source, target))
     if adapter is not None:
         open_adapter(adapter, source.config)  # refuse a wrong one before a large base is read for nothing
     execution = replace(default_execution(target, number_type, exact=exact), fused_vocabulary=compile)
@@ -98,7 +106,9 @@ def load(
         execution=execution,
         round_activations=round_activations,
         progress=progress,
+        ranks=ranks,
     )
+    ranks.wait()  # a rank may have read its part minutes before another
     lm = LanguageModel(transformer, source)
     if dtype == "auto":
         lm._saved_dtype = stored_dtype(source)
@@ -178,6 +188,7 @@ class LanguageModel(BlockDiffusionModel):
         if has_adapter(self.transformer):
             raise InputError("this model has an adapter already; call without_adapter() first.")
         if isinstance(adapter, LoraSettings):
+            self._require_whole("train an adapter")
             return self.with_transformer(attach(self.transformer, adapter, seed=seed))
         source = open_adapter(adapter, self.config)
         made_from = None if self._source is None else self._source.quantized_from
@@ -185,7 +196,7 @@ class LanguageModel(BlockDiffusionModel):
             load_adapter(
                 self.transformer,
                 source,
-                base_fingerprint=fingerprint(self.transformer),
+                base_fingerprint=self.fingerprint(),
                 quantized_from=made_from,
             )
         )
@@ -200,20 +211,28 @@ class LanguageModel(BlockDiffusionModel):
 
     def fingerprint(self) -> str:
         """A short name for the base's weights, the same in fp32 and bf16; an adapter does not change it."""
+        if self.transformer.ranks.size > 1:  # this process has a part of them
+            assert self._source is not None
+            return file_fingerprint(self._source)
         return fingerprint(self.transformer)
 
     def save_adapter(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the adapter alone, in the layout that PEFT reads, for this base."""
+        self._require_whole("save an adapter")
         base_name = None if self._source is None else str(self._source.path)
         save_adapter(
             self.transformer,
             path,
-            base_fingerprint=fingerprint(self.transformer),
+            base_fingerprint=self.fingerprint(),
             base_name=base_name,
             overwrite=overwrite,
         )
 
     # Text
+
+    def follow(self) -> None:
+        """On a rank that is not the first: take part in whatever that is asked, until it ends."""
+        self._local_engine.follow()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -621,9 +640,17 @@ class LanguageModel(BlockDiffusionModel):
 
         A model that was loaded with dtype "auto" is written in the dtype it was stored in.
         """
+        self._require_whole("save the weights")
         if has_adapter(self.transformer):
             raise InputError(
                 "this model has an adapter beside its weights; save merged(), or the adapter alone with "
                 "save_adapter()."
             )
         save(self.transformer, path, self._source, dtype=self._saved_dtype, max_shard_bytes=max_shard_bytes)
+
+    def _require_whole(self, what: str) -> None:
+        size = self.transformer.ranks.size
+        if size > 1:
+            raise InputError.about(
+                "mesh", f"has {size} ranks, each with a part of the weights; one process must {what}."
+            )

@@ -16,6 +16,7 @@ from dgemma.engine.kv_cache_manager import KVCacheManager
 from dgemma.engine.request import EngineRequest
 from dgemma.engine.scheduler import SchedulerConfig
 from dgemma.engine.service import EngineDeadError, EngineRestartedError
+from dgemma.errors import RankError
 from dgemma.events import Finish
 from dgemma.params import GenerationParams
 from engine_life import CONFIG, ENCODE_BLOCK, answer_alone, make_engine, serve
@@ -202,3 +203,42 @@ def test_who_leaves_a_hung_step_cancels_nobody_of_the_new_engine() -> None:
         assert await outcome(service, replace(ASKED, seed=2)) == answer_alone(replace(ASKED, seed=2)).tokens
 
     run(main, new_engine(fault=hang), step_timeout_s=3.0)
+
+
+# Engines of several ranks
+
+
+def test_a_lost_rank_stops_the_engine_for_good() -> None:
+    """The other ranks have no new engine."""
+
+    class Parted(Engine):
+        def step(self, paused: Sequence[int] = ()) -> StepOutputs:  # type: ignore[override]
+            raise RankError("rank 0 of 2 lost the others")
+
+    async def main(service: AsyncEngine) -> None:
+        assert await outcome(service, ASKED) is EngineDeadError
+        assert service.stats().restarts == 0
+        assert "lost the others" in (service.stats().failure or "")
+
+    run(main, new_engine(kind=Parted))
+
+
+def test_an_engine_with_a_heartbeat_steps_though_there_is_nothing_to_do() -> None:
+    steps = []
+
+    class Beating(Engine):
+        heartbeat_s = 0.01
+
+        def step(self, paused: Sequence[int] = ()) -> StepOutputs:  # type: ignore[override]
+            steps.append(self.is_idle)
+            if len(steps) > 100:
+                raise RankError("rank 0 of 2 lost the others")
+            return super().step(paused)
+
+    async def main(service: AsyncEngine) -> None:
+        assert await outcome(service, ASKED) == answer_alone(ASKED).tokens
+        while service.stats().failure is None:
+            await asyncio.sleep(0.01)
+        assert steps[-1]
+
+    run(main, new_engine(kind=Beating))

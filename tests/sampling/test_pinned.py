@@ -18,7 +18,8 @@ from torch import Tensor
 
 from chi_square import chi_square
 from dgemma.engine import model_runner
-from dgemma.engine.model_runner import canvas_pins, sample_step, scan_rows
+from dgemma.engine.canvas_pins import canvas_pins
+from dgemma.engine.model_runner import sample_step, scan_rows
 from dgemma.engine.request import PinnedTokens
 from dgemma.model.execution import Execution
 from dgemma.model.transformer import Transformer

@@ -21,6 +21,7 @@ from dgemma.checkpoint.adapter_source import (
     check_tied_factors,
     targets_of,
 )
+from dgemma.checkpoint.division import Division, division_of
 from dgemma.checkpoint.load import TORCH_DTYPES
 from dgemma.checkpoint.names import tensor_specs
 from dgemma.checkpoint.safetensors_file import TensorEntry, TensorToWrite, read_into, write_file
@@ -50,7 +51,13 @@ def load_adapter(
     """
     check_base(source, base_fingerprint, quantized_from)
     check_tied_factors(source)
-    added = {path: read_factors(entries) for path, entries in source.factors.items()}
+    divisions = {
+        spec.path.removesuffix(".weight"): division_of(spec, transformer.part)
+        for spec in tensor_specs(transformer.config)
+    }
+    added = {
+        path: own_part(read_factors(entries), divisions[path]) for path, entries in source.factors.items()
+    }
     return adapted(transformer, added, dtype=dtype, trainable=trainable)
 
 
@@ -71,6 +78,18 @@ def read_factors(entries: FactorEntries) -> LoraFactors:
         down = down.view(experts, entries.rank, inner)
         up = up.view(out, entries.rank, experts).permute(2, 0, 1).contiguous()
     return LoraFactors(down=down, up=up, alpha=entries.alpha)
+
+
+def own_part(factors: LoraFactors, division: Division) -> LoraFactors:
+    """The part of a rank that holds this division of the weight."""
+    down, up = factors.down, factors.up
+    if len(division.shape) == 3:  # by experts
+        down, up = down[division.part], up[division.part]
+    elif division.dim == 1:
+        down = down[:, division.part]
+    else:
+        up = up[division.part]
+    return LoraFactors(down=down.contiguous(), up=up.contiguous(), alpha=factors.alpha)
 
 
 def save_adapter(

@@ -7,14 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from dgemma.checkpoint.division import division_of
 from dgemma.checkpoint.names import TensorSpec, tensor_specs
 from dgemma.checkpoint.quantized.reader import read_quantized
-from dgemma.checkpoint.safetensors_file import TensorEntry, read_chunks, read_into
+from dgemma.checkpoint.safetensors_file import TensorEntry, read_chunks, read_columns, read_into, rows_of
 from dgemma.checkpoint.source import CheckpointSource, check_tied_copies
+from dgemma.errors import InputError
 from dgemma.model.attention import Rope
 from dgemma.model.execution import Execution
 from dgemma.model.quantized_linear import QuantizedExpertLinear, QuantizedLinear
 from dgemma.model.quantized_tensor import QuantizedTensor
+from dgemma.model.ranks import ALONE, Ranks
 from dgemma.model.transformer import Transformer
 
 TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -30,14 +33,15 @@ def load_transformer(
     execution: Execution | None = None,
     round_activations: bool = True,
     progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> Transformer:
     """Build the transformer on the meta device, then load it tensor by tensor.
 
     Peak memory is the model plus one chunk of a file: bytes are read into the tensor itself, or
-    through a 16 MiB buffer where device or dtype differ.
+    through a 16 MiB buffer where device or dtype differ. A rank reads its part of each tensor.
     """
     check_tied_copies(source)
-    transformer = Transformer(source.config, dtype=dtype, device="meta", execution=execution)
+    transformer = Transformer(source.config, dtype=dtype, device="meta", execution=execution, ranks=ranks)
     total = source.nbytes
     done = 0
 
@@ -48,13 +52,21 @@ def load_transformer(
             progress(done, total)
 
     for spec in tensor_specs(source.config):
+        division = division_of(spec, transformer.part)
         if spec.name in source.quantized:
+            if ranks.size > 1:
+                raise InputError.about(
+                    "tensor_parallel", f"is {ranks.size}; a quantized model runs in one process."
+                )
             quantized = read_quantized(source.quantized[spec.name], device, advance)
             place_quantized(transformer, spec, quantized, round_activations)
             continue
         entry = source.entries[spec.name]
-        tensor = torch.empty(spec.shape, dtype=dtype, device=device)
-        _fill(tensor, entry)
+        tensor = torch.empty(division.shape, dtype=dtype, device=device)
+        if division.dim == 1:
+            _fill_columns(tensor, entry, division.part)
+        else:
+            _fill(tensor, rows_of(entry, division.part))
         place(transformer, spec.path, tensor)
         advance(entry.nbytes)
     transformer.rope = Rope(source.config, device)
@@ -98,3 +110,8 @@ def _fill(tensor: Tensor, entry: TensorEntry) -> None:
         numbers = torch.frombuffer(chunk, dtype=stored)
         flat[at : at + len(numbers)].copy_(numbers)
         at += len(numbers)
+
+
+def _fill_columns(tensor: Tensor, entry: TensorEntry, columns: slice) -> None:
+    for row, chunk in zip(tensor, read_columns(entry, columns), strict=True):
+        row.copy_(torch.frombuffer(chunk, dtype=TORCH_DTYPES[entry.dtype]))

@@ -13,7 +13,7 @@ import math
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,30 @@ def read_into(entry: TensorEntry, target: Any, offset: int = 0) -> None:
             if not got:
                 raise _file_error(entry.file, f"ended inside tensor {entry.name!r}; it changed on disk.")
             filled += got
+
+
+def rows_of(entry: TensorEntry, rows: slice) -> TensorEntry:
+    """Neighbouring rows of a tensor, as an entry of their own."""
+    row_bytes = entry.nbytes // entry.shape[0]
+    return replace(
+        entry,
+        shape=(rows.stop - rows.start, *entry.shape[1:]),
+        start=entry.start + rows.start * row_bytes,
+        nbytes=(rows.stop - rows.start) * row_bytes,
+    )
+
+
+def read_columns(entry: TensorEntry, columns: slice) -> Iterator[bytearray]:
+    """Neighbouring columns of a matrix, row by row. All rows share one buffer."""
+    num_rows, width = entry.shape
+    item_bytes = ITEM_BYTES[entry.dtype]
+    buffer = bytearray((columns.stop - columns.start) * item_bytes)
+    with _open_regular(entry.file) as file:
+        for row in range(num_rows):
+            file.seek(entry.start + (row * width + columns.start) * item_bytes)
+            if file.readinto(buffer) != len(buffer):
+                raise _file_error(entry.file, f"ended inside tensor {entry.name!r}; it changed on disk.")
+            yield buffer
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from dgemma.cli.options import (
     check_model,
     check_text,
     generation_options,
+    is_helper,
+    joined_ranks,
     keep_undecodable_input,
     load_model,
     recording,
@@ -45,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the prompt; - or none: from stdin")
     parser.add_argument("--raw", action="store_true", help="continue the text, without the chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
+    parser.add_argument(
+        "--tensor-parallel", type=int, metavar="N", default=1,
+        help="processes that compute the model together, each with a part of its weights (default: 1)",
+    )  # fmt: skip
     add_generation_arguments(parser)
     add_response_format_arguments(parser)
 
@@ -53,8 +59,28 @@ def run(args: argparse.Namespace) -> int:
     check_model(args.model, args.prompt, "generate")
     options = generation_options(args)
     response_format = response_format_options(args, reads_stdin=args.prompt in (None, "-"))
+    if is_helper(args.tensor_parallel):
+        return _help(args)
     prompt = _prompt(args)
-    lm = load_model(args)
+    with joined_ranks(args.model, args.tensor_parallel, args.device, args.arguments) as ranks:
+        lm = load_model(args, **ranks)
+        return _answer(lm, prompt, args, options, response_format)
+
+
+def _help(args: argparse.Namespace) -> int:
+    """As a rank that is not the first: whatever that is asked."""
+    with joined_ranks(args.model, args.tensor_parallel, args.device, args.arguments) as ranks:
+        load_model(args, quiet=True, **ranks).follow()
+    return 0
+
+
+def _answer(
+    lm: LanguageModel,
+    prompt: str,
+    args: argparse.Namespace,
+    options: dict[str, Any],
+    response_format: dict[str, Any],
+) -> int:
     # With --json only the finished answer is printed: the view writes to a discarded buffer.
     view = PlainView(io.StringIO()) if args.json else open_answer_view(lm, options)
     with recording(lm, args.trace, "generate"):

@@ -9,12 +9,14 @@ import argparse
 import json
 from dataclasses import asdict
 
+from dgemma.checkpoint.division import part_bytes
 from dgemma.checkpoint.hub import resolve, resolve_config
 from dgemma.checkpoint.parameter_count import ParameterCounts, count_parameters
 from dgemma.checkpoint.source import open_checkpoint, read_config
 from dgemma.cli.views.progress import size_text
 from dgemma.machine import memory_facts
 from dgemma.model.config import LayerKind, ModelConfig
+from dgemma.model.model_part import ModelPart
 
 EXAMPLES = "examples:\n  dgemma info bundled:text\n  dgemma info path/to/checkpoint --json"
 
@@ -27,6 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "path", metavar="MODEL", help="a checkpoint directory, a config.json, bundled:text, or a hub name"
     )
     parser.add_argument("--check", action="store_true", help="check the weights' headers as well")
+    parser.add_argument(
+        "--tensor-parallel",
+        type=int,
+        metavar="N",
+        default=1,
+        help="what each of N processes holds (default: 1)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
 
 
@@ -35,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     _, config = read_config(path)
     source = open_checkpoint(path) if args.check else None
     census = count_parameters(config)
+    size = args.tensor_parallel
+    ranks = [part_bytes(ModelPart(config, rank, size), item_bytes=2) for rank in range(max(size, 1))]
     memory = memory_facts().memory_bytes
     fits = {name: size + _EXTRA_BYTES <= memory for name, size in census.bytes.items()}
     if args.json:
@@ -44,11 +55,17 @@ def run(args: argparse.Namespace) -> int:
             "memory_bytes": memory,
             "geometry": _geometry(config),
         }
+        if size > 1:
+            found["bf16_bytes_of_ranks"] = ranks
         if source is not None:
             found["weights_complete"] = True
         print(json.dumps(found, indent=2))
     else:
         print(_page(config, census, fits, memory))
+        if size > 1:
+            print(
+                f"weights of each of {size} processes in bf16\n  {'at most':<26}{size_text(max(ranks)):>22}"
+            )
         if source is not None:
             schemes = {entry.scheme.name for entry in source.quantized.values()}
             quantized = f", quantized ({', '.join(sorted(schemes))})" if schemes else ""

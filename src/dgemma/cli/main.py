@@ -118,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     args, unknown = parser.parse_known_args(argv)
+    args.arguments = [*argv]
     if unknown:
         # After an unknown option nobody knows which of the others are its values.
         options = [arg for arg in unknown if arg.startswith("-")]

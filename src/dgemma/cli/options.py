@@ -174,7 +174,7 @@ def recording(lm: LanguageModel, file: str | None, command: str) -> Iterator[Non
             )
 
 
-def load_model(args: argparse.Namespace) -> LanguageModel:
+def load_model(args: argparse.Namespace, **options: Any) -> LanguageModel:
     return load_with_progress(
         args.model,
         threads=args.threads,
@@ -184,7 +184,33 @@ def load_model(args: argparse.Namespace) -> LanguageModel:
         exact=args.exact,
         compile=args.compile,
         adapter=args.adapter,
+        **options,
     )
+
+
+def is_helper(size: int) -> bool:
+    """Whether this process is a rank of `size` that only helps: the first one answers."""
+    return size > 1 and os.environ.get("RANK", "0") != "0"
+
+
+@contextmanager
+def joined_ranks(model: str, size: int, device: str, arguments: list[str]) -> Iterator[dict[str, Any]]:
+    """`dgemma.load`'s options for a model that `size` processes compute together: none for one.
+
+    arguments: of the command, for the other processes.
+    """
+    if size == 1:
+        yield {}
+        return
+    from dgemma.checkpoint.hub import resolve
+    from dgemma.checkpoint.source import read_config
+    from dgemma.model.model_part import ModelPart
+    from dgemma.scale.tensor_parallel import joined
+
+    ModelPart(read_config(resolve(model))[1], size=size)  # refuse what cannot be divided
+
+    with joined(size, device, arguments) as mesh:
+        yield {"mesh": mesh}
 
 
 def load_with_progress(

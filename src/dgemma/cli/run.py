@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--raw", action="store_true", help="continue the text, without the chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
+    parser.set_defaults(tensor_parallel=1)
     add_generation_arguments(parser)
     add_response_format_arguments(parser)
 

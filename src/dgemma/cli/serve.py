@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import ExitStack
 
+from dgemma.cli.options import is_helper, joined_ranks
 from dgemma.cli.playground_facts import playground_facts
 from dgemma.cli.server_options import (
     LOAD_FLAGS,
@@ -47,12 +49,21 @@ def run(args: argparse.Namespace) -> int:
     settings = read_flags(Settings, SERVER_FLAGS, args, served_model_name=served_name(args.model))
     options = read_flags(LoadOptions, LOAD_FLAGS, args)
     check_files(settings)
-    with listen(settings.host, settings.port) as listener:
+    with ExitStack() as stack:
+        helps = is_helper(settings.tensor_parallel)
+        listener = None if helps else stack.enter_context(listen(settings.host, settings.port))
         check_fit(args.model, settings)
         configure_log(sys.stderr, settings.log_format)
-        engine, text = open_service(
-            args.model, options, settings, queue_len=settings.queue_len, log=LOGGER.info
+        ranks = stack.enter_context(
+            joined_ranks(args.model, settings.tensor_parallel, options.device, args.arguments)
         )
+        engine, text = open_service(
+            args.model, options, settings,
+            queue_len=settings.queue_len, quiet=helps, log=LOGGER.info, **ranks,
+        )  # fmt: skip
+        if helps:
+            engine.follow()
+            return 0
         facts = playground_facts(args.model, settings, engine.model, text) if settings.playground else None
         serve(settings, engine, text, listener, facts)
     exit_without_threads(0)

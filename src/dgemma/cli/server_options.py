@@ -21,7 +21,7 @@ from dgemma.server.http.settings import LOG_FORMATS, Adapter, Settings, is_usabl
 from dgemma.tasks.calibration import Calibration
 
 if TYPE_CHECKING:
-    from dgemma.engine.service import EngineService
+    from dgemma.engine.async_engine import AsyncEngine
     from dgemma.server.text import CheckpointText
 
 
@@ -82,7 +82,8 @@ def open_service(
     *,
     queue_len: int,
     log: Callable[[str], None] = print_line,
-) -> tuple[EngineService, CheckpointText]:
+    **load_options: Any,
+) -> tuple[AsyncEngine, CheckpointText]:
     from dgemma.engine.open import open_engine
     from dgemma.server.text import CheckpointText
 
@@ -94,6 +95,7 @@ def open_service(
         device=options.device,
         exact=options.exact,
         compile=options.compile,
+        **load_options,
     )
     engine = open_engine(
         lm,
@@ -177,6 +179,8 @@ SERVER_FLAGS = (
          unset="the checkpoint's", in_batch=True),
     Flag("--max-num-seqs", "max_num_seqs", int, "N", "answers written at once", in_batch=True),
     Flag("--prefill-chunk", "prefill_chunk", int, "N", "prompt tokens read in one go", in_batch=True),
+    Flag("--tensor-parallel", "tensor_parallel", int, "N",
+         "processes that compute the model together, each with a part of its weights"),
     Flag("--queue-len", "queue_len", int, "N", "requests that may wait"),
     Flag("--share-prefixes", "share_prefixes", bool, "", "one prefix cache for clients of all API keys"),
     Flag("--traces", "traces", bool, "", "clients may ask for every step of their canvases"),

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dgemma.engine.engine import Engine
+from dgemma.engine.rank_engine import RankEngine
 from dgemma.engine.request import EngineRequest, ValidatedRequest
 from dgemma.engine.service import (
     Accepted,
@@ -35,6 +36,7 @@ from dgemma.engine.service import (
     Failed,
     ServedModel,
 )
+from dgemma.errors import RankError
 from dgemma.events import Draft, Event, Finish
 
 StepOutputs = list[tuple[int, Event | Failed]]
@@ -156,6 +158,12 @@ class AsyncEngine:
                 self._left.append(caller)
                 self._wake.set()
 
+    def follow(self) -> None:
+        """In place of `submit`, on a rank that is not the first: take part in its steps until it ends."""
+        assert isinstance(self._engine, RankEngine)
+        while self._engine.follow():
+            pass
+
     def stats(self) -> EngineStats:
         found, before = self._engine.stats(), self._before_restarts
         return replace(
@@ -214,10 +222,17 @@ class AsyncEngine:
                     return
                 else:
                     self._wake.clear()
-                    await self._wake.wait()
+                    await self._wait()
             except Exception as error:  # of the engine, not of one request
                 if not self._restart(error):
                     return
+
+    async def _wait(self) -> None:
+        """Until there is something to do; an engine of several ranks looks after them meanwhile."""
+        try:
+            await asyncio.wait_for(self._wake.wait(), self._engine.heartbeat_s)
+        except TimeoutError:
+            await self._step()
 
     async def _step(self) -> StepOutputs:
         """One step, under the watchdog."""
@@ -244,7 +259,8 @@ class AsyncEngine:
         why = f"{type(error).__name__}: {error}"
         now = self._clock()
         self._restarts = [*(at for at in self._restarts if now - at < _RESTART_WINDOW_S), now]
-        if self._make_engine is None or len(self._restarts) > _MAX_RESTARTS:
+        is_lasting = isinstance(error, RankError)
+        if self._make_engine is None or is_lasting or len(self._restarts) > _MAX_RESTARTS:
             _LOG.error("the engine has stopped", exc_info=error)
             self._failure = why
             self._fail_all(EngineDeadError, f"the engine has stopped: {why}")

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from dgemma.engine.sequence import SequenceState
+from dgemma.errors import RankError
 
 # Steps without a shortage of memory after which larger batches are tried again.
 _CALM_STEPS = 64
@@ -46,6 +47,8 @@ class BatchRunner:
             found = list(zip(items, compute(items), strict=True))
             self._fault(f"{point}_done", request_ids)
             return found
+        except RankError:
+            raise
         except Exception as error:
             if len(items) == 1:
                 self._fail(items[0][0], error)

@@ -7,7 +7,6 @@ repeated for each request alone.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dgemma.engine.batch_runner import BatchRunner, Fault
+from dgemma.engine.canvas_pins import pin_canvas, pinned_log_probs, pinned_tokens
 from dgemma.engine.canvas_store import CanvasStore
 from dgemma.engine.causal_sampling import draft_tokens, sample_tokens, score_tokens, verify_drafts
 from dgemma.engine.constraint_state import ConstraintState
@@ -27,12 +27,11 @@ from dgemma.engine.model_runner import (
     Canvases,
     PromptChunk,
     Stepped,
-    canvas_pins,
     forward,
     sample_canvases,
 )
 from dgemma.engine.output import OutputBuilder
-from dgemma.engine.request import EngineRequest, PinnedTokens, ValidatedRequest, validate_request
+from dgemma.engine.request import EngineRequest, ValidatedRequest, validate_request
 from dgemma.engine.scheduler import (
     COMMIT,
     DENOISE,
@@ -41,10 +40,11 @@ from dgemma.engine.scheduler import (
     ScheduledSequence,
     Scheduler,
     SchedulerConfig,
+    SchedulerOutput,
 )
 from dgemma.engine.sequence import Encoded, SampleOutput, SequenceState
 from dgemma.engine.service import EngineStats, Failed
-from dgemma.errors import InputError
+from dgemma.errors import InputError, RankError
 from dgemma.events import Event, LogProbs
 from dgemma.model.kv_cache import PastKeysValues
 from dgemma.model.transformer import Transformer
@@ -77,6 +77,8 @@ Result = TypeVar("Result")
 class Engine:
     """`models`: the base under None, and its adapters by name."""
 
+    heartbeat_s: float | None = None  # a step at least so often, though there is nothing to do
+
     def __init__(
         self,
         models: Mapping[str | None, Transformer],
@@ -95,9 +97,10 @@ class Engine:
         self._limits = limits
         self._scheduler = Scheduler(kv_manager, limits)
         dtype = base.embedding.dtype
-        self._store = KVStore(base.config, kv_manager, dtype=dtype, device=self._device)
+        self._store = KVStore(base.part.attention, kv_manager, dtype=dtype, device=self._device)
         self._canvases = CanvasStore(base.config, limits.max_num_seqs, dtype=dtype, device=self._device)
         self._tokenizer = tokenizer
+        self._costs = {name: DecodeCost.of(model, self._device.type) for name, model in models.items()}
         self._clock = clock
         self._fault = fault
         self._sequences: dict[int, SequenceState] = {}
@@ -183,7 +186,7 @@ class Engine:
         """Queue a request -> its id. `arrived`: by the engine's clock, if not now."""
         request, max_tokens, decode = validated.request, validated.max_tokens, validated.decode
         params, now = request.params, self._clock() if arrived is None else arrived
-        request_id, self._next = self._next, self._next + 1
+        request_id = self._next
         ends = [at + 1 for at, token in enumerate(request.prompt) if token in params.end_tokens]
         entry = QueuedRequest(
             request_id=request_id,
@@ -208,7 +211,7 @@ class Engine:
         )
         chooser = None
         if decode == "auto":
-            chooser = DecodeChooser(DecodeCost.of(self._models[request.adapter], self._device.type))
+            chooser = DecodeChooser(self._costs[request.adapter])
         sequence = SequenceState(
             request_id=request_id,
             request=request,
@@ -228,6 +231,7 @@ class Engine:
         # neither.
         self._scheduler.add(entry, now)
         self._sequences[request_id] = sequence
+        self._next += 1
         return request_id
 
     def cancel(self, request_id: int) -> None:
@@ -241,11 +245,16 @@ class Engine:
         self._began = self._clock()
         self._outputs = []
         self._scheduled = {}
-        self._expire_before(self._began + self._last_step_s)
-        plan = self._scheduler.schedule(self._began)
-        for request_id in plan.expired:
-            sequence = self._sequences[request_id]
-            self._run_isolated(sequence, self._expire, sequence)
+        self._run(*self._plan(paused))
+        return self._outputs
+
+    def _plan(self, paused: Collection[int]) -> tuple[SchedulerOutput, Collection[int]]:
+        """Finish what is late, and schedule the rest."""
+        self._expire_all(list(self._late()))
+        return self._scheduler.schedule(self._began), paused
+
+    def _run(self, plan: SchedulerOutput, paused: Collection[int]) -> None:
+        self._expire_all(plan.expired)
         for request_id in plan.admitted:
             sequence = self._sequences[request_id]
             sequence.cached = self._scheduler.block_table(request_id).num_cached
@@ -266,7 +275,6 @@ class Engine:
         for sequence, _ in batch:
             if sequence.request_id in self._sequences:
                 self._count_time(sequence, self._last_step_s)
-        return self._outputs
 
     def _compute(self, model: Transformer, batch: Sequence[tuple[SequenceState, ScheduledSequence]]) -> None:
         """Run a step of all sequences under one adapter: forward, store, sample, process outputs."""
@@ -316,7 +324,7 @@ class Engine:
                 canvas = self._store.read(table, space=self._config.canvas_len, gap=len(tokens))
                 key = noise_key([sequence.output.seed], [sequence.output.canvas], [0], self._device)
                 noise = random_tokens(key, NoiseStream.OPEN, self._config.canvas_len, self._config.vocab_size)
-                self._open_canvas(sequence)
+                pin_canvas(sequence, self._device)
                 noise = noise if sequence.pins is None else sequence.pins.open(noise)
                 if sequence.leftover:  # of the last draft: what the causal pass did not come to
                     noise[0, : len(sequence.leftover)] = torch.tensor(sequence.leftover, device=self._device)
@@ -363,7 +371,7 @@ class Engine:
             sequence.last_hidden = encoded.hidden[-1:].clone()
         if not sequence.has_free:  # every position is pinned: nothing to denoise
             sequence.refines = False
-            self._settle(sequence, self._pinned_canvas(sequence), steps=0)
+            self._settle(sequence, pinned_tokens(sequence), steps=0)
             return None
         sequence.past = computed.past
         sequence.steps, sequence.sample = 0, None
@@ -450,7 +458,7 @@ class Engine:
         """Commit a canvas or token; finish the request, or queue the tokens for the KV cache."""
         sequence.past = None
         logprobs: list[LogProbs] | None = [((token, 0.0),) for token in guess]  # fixed, so certain
-        watched = _pinned_log_probs(sequence.request.pinned, sequence)
+        watched = pinned_log_probs(sequence)
         if sample is not None:
             logprobs, watched = sample.logprobs(), sample.watched
         if sequence.constraint_state is not None:
@@ -469,32 +477,6 @@ class Engine:
             sequence.context += new
             self._scheduler.set_phase(sequence.request_id, COMMIT, new)
 
-    def _open_canvas(self, sequence: SequenceState) -> None:
-        """Pins and constraint of the next canvas."""
-        canvas_len, pinned = self._config.canvas_len, sequence.request.pinned
-        begin = len(sequence.output.tokens)
-        if sequence.constraint_state is not None:
-            sequence.canvas_constraint = sequence.constraint_state.canvas_constraint(
-                begin, canvas_len, self._device
-            )
-            # Positions after max_tokens are pinned to an end token, as in training.
-            beyond = range(sequence.output.max_tokens, begin + canvas_len)
-            if beyond and sequence.constraint_state.constraint.end_tokens:
-                pinned = pinned or PinnedTokens()
-                end = sequence.constraint_state.constraint.end_tokens[0]
-                pinned = replace(pinned, fixed={**pinned.fixed, **dict.fromkeys(beyond, end)})
-        sequence.pins, sequence.refines = (
-            canvas_pins(pinned, begin, canvas_len, self._device),
-            True,
-        )
-
-    def _pinned_canvas(self, sequence: SequenceState) -> list[int]:
-        """The tokens of a canvas whose positions up to max_tokens are all fixed."""
-        begin = len(sequence.output.tokens)
-        assert sequence.request.pinned is not None
-        fixed = sequence.request.pinned.fixed
-        return [fixed.get(position, 0) for position in range(begin, begin + self._config.canvas_len)]
-
     def _score(
         self, sequence: SequenceState, score_from: int, scheduled: ScheduledSequence, encoded: Encoded
     ) -> None:
@@ -510,11 +492,17 @@ class Engine:
             sequence.output.end()
             self._finish(sequence)
 
-    def _expire_before(self, soon: float) -> None:
-        """Finish requests whose deadline falls within the next step, if they have something to return."""
-        for sequence in list(self._sequences.values()):
+    def _late(self) -> Iterator[int]:
+        """Requests whose deadline falls within the next step, if they have something to return."""
+        soon = self._began + self._last_step_s
+        for sequence in self._sequences.values():
             if sequence.has_shown and sequence.deadline <= soon:
-                self._run_isolated(sequence, self._expire, sequence)
+                yield sequence.request_id
+
+    def _expire_all(self, request_ids: Iterable[int]) -> None:
+        for request_id in request_ids:
+            sequence = self._sequences[request_id]
+            self._run_isolated(sequence, self._expire, sequence)
 
     def _expire(self, sequence: SequenceState) -> None:
         """Finish at the deadline with the best guess so far, marked as provisional."""
@@ -569,6 +557,8 @@ class Engine:
             found = act(*args)
             self._fault(f"{act.__name__}_done", [sequence.request_id])
             return found
+        except RankError:
+            raise
         except Exception as error:
             del self._outputs[outputs:]
             self._fail(sequence, error)
@@ -580,19 +570,6 @@ def _canvas_params(params: GenerationParams, decode: str) -> GenerationParams:
     if decode in ("verified", "lossless", "auto"):
         return replace(params, max_denoising_steps=params.draft_steps)
     return params
-
-
-def _pinned_log_probs(
-    pinned: PinnedTokens | None, sequence: SequenceState
-) -> tuple[tuple[int, LogProbs], ...]:
-    """The log-probabilities of watched positions of a canvas whose positions are all fixed."""
-    begin = len(sequence.output.tokens)
-    watched = {} if pinned is None else pinned.watch
-    return tuple(
-        (at - begin, tuple((token, 0.0 if token == pinned.fixed[at] else -math.inf) for token in tokens))
-        for at, tokens in sorted(watched.items())
-        if pinned is not None and begin <= at < begin + sequence.canvas_len and at in pinned.fixed
-    )
 
 
 def _group_by(items: Sequence[Item], key: Callable[[Item], Hashable]) -> Iterator[list[Item]]:

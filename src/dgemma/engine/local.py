@@ -6,8 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from dgemma.engine.engine import Engine
 from dgemma.engine.kv_cache_manager import KVCacheManager
+from dgemma.engine.rank_engine import RankEngine, make_engine
 from dgemma.engine.request import EngineRequest, ValidatedRequest
 from dgemma.engine.scheduler import SchedulerConfig
 from dgemma.engine.service import Failed
@@ -31,7 +31,7 @@ class LocalEngine:
         limits = SchedulerConfig(
             max_num_seqs=MAX_NUM_SEQS, chunk_size=CHUNK_SIZE, encode_block=stack.execution.encode_block
         )
-        self._engine = Engine({None: stack}, kv_manager, limits, tokenizer=tokenizer)
+        self._engine = make_engine({None: stack}, kv_manager, limits, tokenizer=tokenizer)
         self._lock = threading.Lock()
         self._mail: dict[int, deque[Event | Failed]] = {}
 
@@ -46,6 +46,12 @@ class LocalEngine:
             ]
             self._engine.reserve(validated)
         return self._events(validated)
+
+    def follow(self) -> None:
+        """Take part in the first rank's steps until it ends."""
+        assert isinstance(self._engine, RankEngine)
+        while self._engine.follow():
+            pass
 
     def _events(self, requests: Sequence[ValidatedRequest]) -> Iterator[Event]:
         mail: deque[Event | Failed] = deque()

@@ -8,14 +8,13 @@ scan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dgemma.engine.request import PinnedTokens, TokenIds
 from dgemma.engine.sequence import Encoded, SampleOutput, SequenceState
 from dgemma.events import LogProbs
 from dgemma.model.kv_cache import PastKeysValues, join_rows
@@ -23,7 +22,6 @@ from dgemma.model.transformer import DenoiseInput, EncodeInput, Transformer
 from dgemma.params import GenerationParams
 from dgemma.sampling.constrained import CanvasConstraint, scan_constrained
 from dgemma.sampling.pinned import (
-    AllowedTokens,
     CanvasPins,
     apply_allowed_tokens,
     apply_pins,
@@ -34,8 +32,8 @@ from dgemma.sampling.sampler import CanvasState, Sampler, step
 from dgemma.sampling.top_k import NUCLEUS, TopK, truncation_floor
 from dgemma.sampling.vocab_scan import (
     ScanOptions,
-    VocabHead,
     VocabScan,
+    VocabSplit,
     scale,
     scaled_logits,
     scan_dense,
@@ -169,39 +167,6 @@ def sample_step(
     return step(state, scan, noise, sampler, free), scan
 
 
-def canvas_pins(
-    pinned: PinnedTokens | None, begin: int, canvas_len: int, device: torch.device
-) -> CanvasPins | None:
-    """The pinned positions of the canvas from position `begin` on; None: the answer has none."""
-    here = range(begin, begin + canvas_len)
-
-    def allowed_tokens(positions: Mapping[int, TokenIds]) -> AllowedTokens | None:
-        inside = sorted(position for position in positions if position in here)
-        if not inside:
-            return None
-        tokens = tuple(torch.tensor(positions[position], device=device) for position in inside)
-        return AllowedTokens(torch.tensor([p - here.start for p in inside], device=device), tokens)
-
-    if pinned is None:
-        return None
-    tokens = torch.zeros(canvas_len, dtype=torch.int64)
-    begins = torch.zeros(canvas_len, dtype=torch.bool)
-    free = torch.ones(canvas_len, dtype=torch.bool)
-    for position in here:
-        token = pinned.fixed.get(position, pinned.begin.get(position))
-        if token is not None:
-            tokens[position - here.start], begins[position - here.start] = token, True
-        free[position - here.start] = position not in pinned.fixed
-    return CanvasPins(
-        tokens.to(device),
-        begins.to(device),
-        free.to(device),
-        allowed_tokens(pinned.among),
-        allowed_tokens(pinned.watch),
-        frozenset(p - here.start for p in (*pinned.fixed, *pinned.among) if p in here),
-    )
-
-
 def log_probs(scan: VocabScan) -> TopK | None:
     """The top-k tokens with their log-probabilities, if the scan kept them."""
     if scan.top_k is None:
@@ -236,7 +201,7 @@ def scan_constrained_rows(
     for row, own in enumerate(constraints):
         only = slice(row, row + 1)
         own_bias = None if bias is None else bias[only]
-        floor = _floor(model.head, hidden[only], temperature[only], params, own_bias)
+        floor = _floor(model, hidden[only], temperature[only], params, own_bias)
         scans.append(
             scan_constrained(
                 hidden[only],
@@ -270,8 +235,9 @@ def _read(
     if positions is not None:
         hidden = hidden.index_select(1, positions)
     options = ScanOptions(bias=bias, num_top_k=params.logprobs or 0, compiled=compiled)
-    floor = _floor(head, hidden, temperature, params, bias)
-    scan = scan_vocab(hidden, head, temperature, key, replace(options, floor=floor), positions=positions)
+    floor = _floor(model, hidden, temperature, params, bias)
+    options, split = replace(options, floor=floor), vocab_split(model)
+    scan = scan_vocab(hidden, head, temperature, key, options, positions=positions, split=split)
     return scan if positions is None else _on_canvas(scan, positions, canvas_len)
 
 
@@ -307,15 +273,24 @@ def _on_canvas(scan: VocabScan, positions: Tensor, canvas_len: int) -> VocabScan
     return VocabScan(**found)
 
 
+def vocab_split(model: Transformer) -> VocabSplit | None:
+    """How the vocabulary is divided over the ranks of the model; None: it is not."""
+    head = model.head
+    if head.part is None:
+        return None
+    ranks = head.part.ranks
+    return VocabSplit(head=head.own, rank=ranks.rank, tokens=head.part.vocabs, gather=ranks.gather)
+
+
 def _floor(
-    head: VocabHead, hidden: Tensor, temperature: Tensor, params: GenerationParams, bias: Tensor | None
+    model: Transformer, hidden: Tensor, temperature: Tensor, params: GenerationParams, bias: Tensor | None
 ) -> Tensor | None:
     """The logit below which top-k and top-p drop tokens [rows, canvas]: one more scan of the vocabulary."""
     if params.top_k is None and params.top_p is None:
         return None
     count = NUCLEUS if params.top_p is not None else params.top_k
     first_options = ScanOptions(bias=bias, num_top_k=count or 0, with_soft=False)
-    first = scan_vocab(hidden, head, temperature, None, first_options)
+    first = scan_vocab(hidden, model.head, temperature, None, first_options, split=vocab_split(model))
     assert first.top_k is not None
     return truncation_floor(first.top_k, first.log_mass, params.top_k, params.top_p)
 

@@ -11,6 +11,7 @@ import torch
 from dgemma.engine.async_engine import AsyncEngine
 from dgemma.engine.engine import Engine
 from dgemma.engine.kv_cache_manager import KVCacheManager, plan_capacity
+from dgemma.engine.rank_engine import make_engine
 from dgemma.engine.scheduler import SchedulerConfig
 from dgemma.engine.service import ServedModel
 from dgemma.errors import InputError
@@ -60,8 +61,8 @@ def open_engine(
         models[name] = model.with_lengths(canvas_len=canvas_len, max_positions=max_model_len)
     config = base.config
     capacity = plan_capacity(
-        config,
-        num_bytes=int(memory_fraction * free_bytes(base.norm.weight.device)),
+        base.part.attention,
+        num_bytes=int(memory_fraction * _cache_bytes(base)),
         max_num_seqs=max_num_seqs,
         block_size=BLOCK_SIZE,
         item_bytes=base.embedding.dtype.itemsize,
@@ -77,7 +78,7 @@ def open_engine(
         rows_add_up=base.execution.exact,
     )
 
-    def make_engine() -> Engine:
+    def new_engine() -> Engine:
         kv_manager = KVCacheManager(
             block_size=BLOCK_SIZE,
             window=config.window,
@@ -86,9 +87,9 @@ def open_engine(
             max_gathered=capacity.max_gathered,
             reuse=reuse_prefixes,
         )
-        return Engine(models, kv_manager, limits, tokenizer=lm.tokenizer)
+        return make_engine(models, kv_manager, limits, tokenizer=lm.tokenizer)
 
-    engine = make_engine()
+    engine = new_engine()
     served = ServedModel(
         max_positions=min(config.max_positions, engine.max_len),
         canvas_len=config.canvas_len,
@@ -102,7 +103,7 @@ def open_engine(
         served,
         max_waiting=queue_len,
         max_tenant_waiting=max_tenant_waiting,
-        make_engine=make_engine,
+        make_engine=None if base.ranks.size > 1 else new_engine,  # the other ranks have only this one
         step_timeout_s=step_timeout_s,
     )
 
@@ -112,7 +113,18 @@ def _fingerprint(lm: Model) -> str:
     mode = "exact" if lm.transformer.execution.exact else "default"
     if mode == "default" and lm.transformer.norm.weight.device.type == "cpu":
         mode = f"{torch.get_num_threads()}-threads"  # which share the sums of a product
+    if lm.transformer.ranks.size > 1:  # which share the sums, too
+        mode += f"-{lm.transformer.ranks.size}-ranks"
     return f"{lm.fingerprint()[:16]}-{str(lm.transformer.embedding.dtype).removeprefix('torch.')}-{mode}"
+
+
+def _cache_bytes(model: Transformer) -> int:
+    """Memory for this process's KV cache: the least that any rank has."""
+    device, ranks = model.norm.weight.device, model.ranks
+    found = free_bytes(device)
+    if device.type == "cpu":
+        found //= ranks.size  # which share it
+    return min(int(each) for each in ranks.gather(torch.tensor([found], device=device)))
 
 
 def free_bytes(device: torch.device) -> int:

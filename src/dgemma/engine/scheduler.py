@@ -15,6 +15,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dgemma.engine.kv_cache_manager import BlockTable, KVCacheManager
 from dgemma.engine.prefix_cache import BlockHashChain
@@ -29,6 +30,13 @@ class Phase:
     """Whether tokens join the context: these can be computed in chunks."""
     is_draft: bool = False
     """Whether only some of the tokens may join it: `keep` says which."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _phase, (self.name,)  # on another rank it is the same object
+
+
+def _phase(name: str) -> Phase:
+    return next(phase for phase in (PREFILL, DENOISE, COMMIT, VERIFY) if phase.name == name)
 
 
 PREFILL = Phase("prefill", extends=True)
@@ -152,6 +160,16 @@ class Scheduler:
         left_out = {*expired, *(self._left_out(set(expired), now) if self._config.rows_add_up else ())}
         return SchedulerOutput(admitted, expired, tuple(self._schedule_running(left_out)))
 
+    def follow(self, output: SchedulerOutput) -> None:
+        """Admit what another rank's scheduler, with the same requests and blocks, has admitted."""
+        for request_id in output.admitted:
+            request = self._waiting[request_id]
+            has_begun = self._begin(request)
+            assert has_begun, request_id
+            queue = self._queues[request.tenant]
+            while queue and queue[0][1] not in self._waiting:
+                heapq.heappop(queue)
+
     def block_table(self, request_id: int) -> BlockTable:
         return self._running[request_id].block_table
 
@@ -212,21 +230,27 @@ class Scheduler:
 
     def _admit(self, expired: set[int]) -> Iterator[int]:
         while self._free_slots and (request := self._next_waiting(expired)) is not None:
-            chain = BlockHashChain(self._kv_manager.block_size, request.root)
-            chain.add(request.tokens)
-            # The last token is always computed: sampling needs its hidden state.
-            reusable = len(request.tokens) - 1
-            reusable = reusable if request.reusable is None else min(reusable, request.reusable)
-            table = self._kv_manager.allocate(chain, request.max_len, reusable=reusable)
-            if table is None:
+            if not self._begin(request):
                 return  # no overtaking: running sequences will finish and free their blocks
             heapq.heappop(self._queues[request.tenant])
-            del self._waiting[request.request_id]
-            self._num_waiting[request.tenant] -= 1
-            self._num_running[request.tenant] += 1
-            slot = self._free_slots.pop()
-            self._running[request.request_id] = _Running(request, slot, table, PREFILL, len(request.tokens))
             yield request.request_id
+
+    def _begin(self, request: QueuedRequest) -> bool:
+        """Give a waiting request a slot and blocks -> whether there are enough blocks."""
+        chain = BlockHashChain(self._kv_manager.block_size, request.root)
+        chain.add(request.tokens)
+        # The last token is always computed: sampling needs its hidden state.
+        reusable = len(request.tokens) - 1
+        reusable = reusable if request.reusable is None else min(reusable, request.reusable)
+        table = self._kv_manager.allocate(chain, request.max_len, reusable=reusable)
+        if table is None:
+            return False
+        del self._waiting[request.request_id]
+        self._num_waiting[request.tenant] -= 1
+        self._num_running[request.tenant] += 1
+        slot = self._free_slots.pop()
+        self._running[request.request_id] = _Running(request, slot, table, PREFILL, len(request.tokens))
+        return True
 
     def _next_waiting(self, expired: set[int]) -> QueuedRequest | None:
         """The first request of the tenant with the fewest running sequences; None: none may run now."""

@@ -22,6 +22,7 @@ from dgemma.model.config import LayerKind, LayerShape, ModelConfig
 from dgemma.model.kv_cache import AttentionContext, RaggedContext
 from dgemma.model.layers import RmsNorm, rms_norm
 from dgemma.model.linear import Linear, PlainLinear, needs_gradient
+from dgemma.model.ranks import ALONE, Ranks
 
 # Shapes: rows = sequences, tokens = computed now, slots = context slots, keys = slots + tokens,
 # heads = query heads, dim = head size.
@@ -105,7 +106,10 @@ class _Rotate(torch.autograd.Function):
 
 
 class Attention(nn.Module):
-    """Projections of one layer's grouped-query attention, with per-head norms of queries and keys."""
+    """Projections of one layer's grouped-query attention, with per-head norms of queries and keys.
+
+    `config` and `shape` count this rank's heads; `ranks` sum up what they contribute.
+    """
 
     query: Linear
     key: Linear
@@ -113,9 +117,16 @@ class Attention(nn.Module):
     output: Linear
 
     def __init__(
-        self, config: ModelConfig, shape: LayerShape, *, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        shape: LayerShape,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
         super().__init__()
+        self.ranks = ranks
         hidden, dim = config.hidden_size, shape.head_dim
         heads, kv_heads = config.num_heads, shape.num_kv_heads
         self.head_dim = dim
@@ -140,6 +151,10 @@ class Attention(nn.Module):
         raw_value = raw_key if self.value is None else self.value.multiply(x).unflatten(-1, per_head)
         key = rotate(self.key_norm(raw_key), cos, sin)
         return query, key, rms_norm(raw_value, None, self.eps)
+
+    def merge(self, attended: Tensor) -> Tensor:
+        """What the heads read [rows, tokens, heads * head_dim] -> [rows, tokens, hidden]."""
+        return self.ranks.sum(self.output.multiply(attended))
 
 
 def grouped_query_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

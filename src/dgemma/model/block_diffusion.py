@@ -40,7 +40,8 @@ class BlockDiffusionModel:
 
     def new_cache(self, batch: int = 1, capacity: int | None = None) -> KVCache:
         """An empty KV cache for `batch` rows. It grows as needed; `capacity` tokens are allocated at once."""
-        return KVCache(self.config, batch, dtype=self.dtype, device=self.device, capacity=capacity)
+        own = self.transformer.part.attention
+        return KVCache(own, batch, dtype=self.dtype, device=self.device, capacity=capacity)
 
     def encode(self, tokens: Tensor, cache: KVCache, lengths: Sequence[int] | Tensor | None = None) -> Tensor:
         """Causal pass over `tokens` [batch, tokens]; appends them to `cache`.

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from dgemma.kernels.elementwise import kernels_for
 from dgemma.model.linear import Linear, PlainLinear, needs_gradient
+from dgemma.model.ranks import ALONE, Ranks
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -101,17 +102,24 @@ class _GatedGelu(torch.autograd.Function):
 
 
 class GatedMlp(nn.Module):
-    """Gated feed-forward `down(gelu(gate) * up)`: the shared MLP of a layer, and self-conditioning."""
+    """Gated feed-forward `down(gelu(gate) * up)`: the shared MLP of a layer, and self-conditioning.
+
+    width: of this rank's part.
+    """
 
     gate: Linear
     up: Linear
     down: Linear
 
-    def __init__(self, hidden: int, width: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, hidden: int, width: int, *, dtype: torch.dtype, device: torch.device, ranks: Ranks = ALONE
+    ) -> None:
         super().__init__()
+        self.ranks = ranks
         self.gate = PlainLinear(width, hidden, dtype=dtype, device=device)
         self.up = PlainLinear(width, hidden, dtype=dtype, device=device)
         self.down = PlainLinear(hidden, width, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down.multiply(gated_gelu(self.gate.multiply(x), self.up.multiply(x)))
+        part = self.down.multiply(gated_gelu(self.gate.multiply(x), self.up.multiply(x)))
+        return self.ranks.sum(part)

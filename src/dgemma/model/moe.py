@@ -19,6 +19,8 @@ from dgemma.model.config import ModelConfig
 from dgemma.model.execution import Execution
 from dgemma.model.layers import gated_gelu, rms_norm
 from dgemma.model.linear import ExpertLinear, Linear, PlainExpertLinear, PlainLinear
+from dgemma.model.model_part import ModelPart
+from dgemma.model.ranks import ALONE, Ranks
 
 # Shapes: n = tokens of all rows, k = experts per token, pairs = n * k (token, expert) pairs,
 # slots = pairs sorted by expert, with padding.
@@ -64,14 +66,27 @@ class Experts(nn.Module):
     are equally fast on a CPU, and padding the groups to one size is not faster
     (benchmarks/results/*-expert_forms.json). `in_blocks` pads each group to whole blocks and has fixed
     shapes: small models train with it, see `Execution.expert_block`.
+
+    A rank holds the experts `part.experts`. Pairs of other ranks' experts are sorted behind its own and have
+    no share in its sum; the ranks' sums are added up.
     """
 
     gate_up: ExpertLinear
     down: ExpertLinear
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        part: ModelPart | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
         super().__init__()
-        count, hidden, width = config.num_experts, config.hidden_size, config.expert_size
+        self.ranks = ranks
+        self.own = slice(0, config.num_experts) if part is None else part.experts
+        count, hidden, width = self.own.stop - self.own.start, config.hidden_size, config.expert_size
         self.gate_up = PlainExpertLinear(count, 2 * width, hidden, dtype=dtype, device=device)
         self.down = PlainExpertLinear(count, hidden, width, dtype=dtype, device=device)
 
@@ -81,7 +96,11 @@ class Experts(nn.Module):
         `chosen` and `weights` [n, k] are the router's. Exact execution makes a row's bits independent of
         the rest of the batch: by products that are so themselves, else on exactly `expert_tile` rows each.
         """
-        if execution.expert_block is not None and not execution.exact:
+        if self.ranks.size > 1:
+            is_own = (chosen >= self.own.start) & (chosen < self.own.stop)
+            chosen = torch.where(is_own, chosen - self.own.start, self.gate_up.num_experts)
+            weights = torch.where(is_own, weights, 0.0)
+        elif execution.expert_block is not None and not execution.exact:
             route = sort_in_blocks(chosen, self.gate_up.num_experts, execution.expert_block)
             blocks = self.in_blocks(dispatch(x, route), route.expert_of_block)
             return combine(blocks, weights, route)
@@ -96,8 +115,10 @@ class Experts(nn.Module):
                 tile = execution.expert_tile if execution.exact else None
                 exact_y = None if tile is None else self.grouped_exact(sorted_x, expert_of_pair, tile)
                 sorted_y = self.by_expert(sorted_x, expert_of_pair, tile) if exact_y is None else exact_y
+            if self.ranks.size > 1:  # rows past the own experts' hold anything: none of them computed these
+                sorted_y = torch.where((expert_of_pair < self.gate_up.num_experts)[:, None], sorted_y, 0.0)
             outputs.append(combine(sorted_y, chunk_weights, route))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return self.ranks.sum(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
 
     def in_blocks(self, x: Tensor, expert_of_block: Tensor) -> Tensor:
         blocks = x.unflatten(0, (len(expert_of_block), -1))
@@ -130,6 +151,9 @@ class Experts(nn.Module):
         counts = torch.bincount(expert_of_pair, minlength=self.gate_up.num_experts).tolist()
         outputs = []
         for expert, group in enumerate(x.split(counts)):
+            if expert == self.gate_up.num_experts:  # of other ranks
+                outputs.append(torch.zeros_like(group))
+                continue
             if tile is None:
                 if len(group):
                     outputs.append(self._run_expert(expert, group))

@@ -38,12 +38,14 @@ from dgemma.model.attention import (
     denoising_mask,
     packed_causal_mask,
 )
-from dgemma.model.config import LayerKind, LayerShape, ModelConfig
+from dgemma.model.config import LayerKind, ModelConfig
 from dgemma.model.execution import Execution, by_block, default_execution
 from dgemma.model.kv_cache import AttentionContext, NewKeysValues, RaggedContext
 from dgemma.model.layers import GatedMlp, RmsNorm, rms_norm
 from dgemma.model.linear import ALL, Linear, PlainLinear
+from dgemma.model.model_part import ModelPart
 from dgemma.model.moe import Experts, Router
+from dgemma.model.ranks import ALONE, Ranks, VocabPart
 
 # Shapes: rows = sequences, tokens = computed now, canvas = tokens of a canvas, k = experts per token,
 # vocab = the vocabulary, or a tile of it.
@@ -85,18 +87,19 @@ class Layer(nn.Module):
     """One transformer layer: attention, then the shared MLP and the experts (MoE) in parallel."""
 
     def __init__(
-        self, config: ModelConfig, shape: LayerShape, *, dtype: torch.dtype, device: torch.device
+        self, part: ModelPart, number: int, *, dtype: torch.dtype, device: torch.device, ranks: Ranks
     ) -> None:
         super().__init__()
+        config, shape = part.config, part.attention.layers[number]
         self.kind = shape.kind
 
         def norm() -> RmsNorm:
             return RmsNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
 
-        self.attention = Attention(config, shape, dtype=dtype, device=device)
-        self.mlp = GatedMlp(config.hidden_size, config.mlp_size, dtype=dtype, device=device)
+        self.attention = Attention(part.attention, shape, dtype=dtype, device=device, ranks=ranks)
+        self.mlp = _mlp(part, dtype=dtype, device=device, ranks=ranks)
         self.router = Router(config, dtype=dtype, device=device)
-        self.experts = Experts(config, dtype=dtype, device=device)
+        self.experts = Experts(config, dtype=dtype, device=device, part=part, ranks=ranks)
         self.before_attention = norm()
         self.after_attention = norm()
         self.before_mlp = norm()
@@ -145,7 +148,7 @@ class Layer(nn.Module):
         return self.attention.project(self.before_attention(x), cos, sin)
 
     def _between(self, x: Tensor, attended: Tensor) -> tuple[Tensor, ...]:
-        x = x + self.after_attention(self.attention.output.multiply(attended))
+        x = x + self.after_attention(self.attention.merge(attended))
         shared = self.after_mlp(self.mlp(self.before_mlp(x)))
         weights, chosen = self.router(x)
         return x, shared, self.before_experts(x), chosen, weights
@@ -155,14 +158,20 @@ class Layer(nn.Module):
         return x + change
 
 
+def _mlp(part: ModelPart, *, dtype: torch.dtype, device: torch.device, ranks: Ranks) -> GatedMlp:
+    width = part.mlp.stop - part.mlp.start
+    return GatedMlp(part.config.hidden_size, width, dtype=dtype, device=device, ranks=ranks)
+
+
 class SelfConditioning(nn.Module):
     """Adds the previous step's soft embedding, through an MLP, to the canvas embedding, and norms the sum."""
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, part: ModelPart, *, dtype: torch.dtype, device: torch.device, ranks: Ranks) -> None:
         super().__init__()
+        config = part.config
         self.eps = config.norm_eps
         self.norm = RmsNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
-        self.mlp = GatedMlp(config.hidden_size, config.mlp_size, dtype=dtype, device=device)
+        self.mlp = _mlp(part, dtype=dtype, device=device, ranks=ranks)
 
     def forward(self, embedded: Tensor, soft: Tensor | None) -> Tensor:
         """`soft` [rows, canvas, hidden]; None means zeros, whose term is exactly zero."""
@@ -173,19 +182,25 @@ class SelfConditioning(nn.Module):
 
 @dataclass(frozen=True)
 class Head:
-    """The vocabulary projection (tied embedding), whole or one vocabulary tile at a time."""
+    """The vocabulary projection (tied embedding), whole or one vocabulary tile at a time.
+
+    part: the tokens that this rank holds, if they are divided. Every rank gets whole results.
+    """
 
     embedding: Linear
     logit_cap: float
     embedding_scale: float
+    part: VocabPart | None = None
 
     @property
     def vocab_size(self) -> int:
-        return self.embedding.out_features
+        return self.embedding.out_features if self.part is None else self.part.vocab_size
 
     def products(self, hidden: Tensor, vocab: slice = ALL) -> Tensor:
         """Raw logits without soft-cap [rows, tokens, vocab], in the model's dtype."""
-        return self.embedding.multiply(hidden, vocab)
+        if self.part is None:
+            return self.embedding.multiply(hidden, vocab)
+        return self.part.gather_products(self.embedding, hidden, vocab)
 
     def logits(self, hidden: Tensor, vocab: slice = ALL) -> Tensor:
         """Soft-capped fp32 logits [rows, tokens, vocab]."""
@@ -193,7 +208,46 @@ class Head:
 
     def mix(self, shares: Tensor, vocab: slice = ALL) -> Tensor:
         """The sum of embeddings weighted by `shares` [rows, tokens, vocab], not scaled yet."""
-        return self.embedding.mix_rows(shares.to(self.embedding.dtype), vocab)
+        shares = shares.to(self.embedding.dtype)
+        if self.part is None:
+            return self.embedding.mix_rows(shares, vocab)
+        return self.part.sum_of_shares(self.embedding, shares, vocab)
+
+    @property
+    def own(self) -> OwnHead:
+        """The tokens that this rank holds, without a word to the others."""
+        assert self.part is not None
+        return OwnHead(self, self.part.own.start)
+
+
+@dataclass(frozen=True)
+class OwnHead:
+    """A head that knows only the tokens of one rank; tokens keep their numbers."""
+
+    head: Head
+    start: int
+
+    @property
+    def vocab_size(self) -> int:
+        return self.head.vocab_size
+
+    @property
+    def logit_cap(self) -> float:
+        return self.head.logit_cap
+
+    @property
+    def embedding_scale(self) -> float:
+        return self.head.embedding_scale
+
+    def products(self, hidden: Tensor, vocab: slice) -> Tensor:
+        return self.head.embedding.multiply(hidden, self._rows(vocab))
+
+    def mix(self, shares: Tensor, vocab: slice) -> Tensor:
+        embedding = self.head.embedding
+        return embedding.mix_rows(shares.to(embedding.dtype), self._rows(vocab))
+
+    def _rows(self, vocab: slice) -> slice:
+        return slice(vocab.start - self.start, vocab.stop - self.start)
 
 
 AnyContext = AttentionContext | RaggedContext
@@ -231,20 +285,32 @@ class Transformer(nn.Module):
         dtype: torch.dtype,
         device: torch.device | str,
         execution: Execution | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        """ranks: that compute it together; this one gets its part of the weights."""
         super().__init__()
         device = torch.device(device)
         self.config = config
+        self.ranks = ranks
+        part = self.part
+        self._vocab_part = VocabPart(part.vocabs, ranks) if part.divides_vocab else None
         self.execution = execution or default_execution(device, dtype)
         # Rounded to the weight's dtype, as in training.
         self._embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=dtype).item()
-        self.embedding = PlainLinear(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.self_conditioning = SelfConditioning(config, dtype=dtype, device=device)
+        num_tokens = part.vocab.stop - part.vocab.start
+        self.embedding = PlainLinear(num_tokens, config.hidden_size, dtype=dtype, device=device)
+        self.self_conditioning = SelfConditioning(part, dtype=dtype, device=device, ranks=ranks)
         self.layers = nn.ModuleList(
-            Layer(config, shape, dtype=dtype, device=device) for shape in config.layers
+            Layer(part, number, dtype=dtype, device=device, ranks=ranks)
+            for number in range(len(config.layers))
         )
         self.norm = RmsNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
         self.rope = Rope(config, device)
+
+    @property
+    def part(self) -> ModelPart:
+        """What this rank holds."""
+        return ModelPart(self.config, self.ranks.rank, self.ranks.size)
 
     def with_execution(self, execution: Execution) -> Transformer:
         """The same weights with another execution."""
@@ -354,7 +420,7 @@ class Transformer(nn.Module):
 
     @property
     def head(self) -> Head:
-        return Head(self.embedding, self.config.logit_cap, self._embedding_scale)
+        return Head(self.embedding, self.config.logit_cap, self._embedding_scale, self._vocab_part)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Soft-capped fp32 logits [..., vocabulary]."""
@@ -376,7 +442,9 @@ class Transformer(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """Scaled token embeddings [..., hidden], the first layer's input."""
-        return self.embedding.gather_rows(ids) * self._embedding_scale
+        part = self._vocab_part
+        rows = self.embedding.gather_rows(ids) if part is None else part.gather_rows(self.embedding, ids)
+        return rows * self._embedding_scale
 
     def _embed_canvas(self, ids: Tensor, soft: Tensor | None = None) -> Tensor:
         embedded: Tensor = self.self_conditioning(self.embed(ids), soft)

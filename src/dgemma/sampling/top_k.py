@@ -42,6 +42,12 @@ class RunningTopK:
         self.logits = logits[..., : self.count]
         self.tokens = tokens.gather(-1, order)[..., : self.count]
 
+    def of(self, tokens: Tensor, logits: Tensor) -> RunningTopK:
+        """One with these tokens."""
+        other = RunningTopK(self.count)
+        other.tokens, other.logits = tokens, logits
+        return other
+
     @staticmethod
     def join(parts: Sequence[RunningTopK]) -> TopK:
         first = parts[0]

@@ -102,6 +102,8 @@ def race_in_chunk(scaled: Tensor, chunk: Tensor, key: NoiseKey, positions: Tenso
 
 BLOCK = 2 * CHUNK
 """Tokens whose numbers are held relative to one maximum, and whose embeddings are mixed in one product."""
+SPLIT = 4 * CHUNK
+"""A part of the vocabulary begins at a multiple of this: four chunks share one draw of random numbers."""
 
 
 class Terms(NamedTuple):
@@ -243,6 +245,16 @@ class VocabHead(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VocabSplit:
+    """A vocabulary that is divided over several processes, in whole blocks."""
+
+    head: VocabHead  # with the products of this process's tokens alone
+    rank: int  # of this process
+    tokens: Sequence[slice]  # of each process
+    gather: Callable[[Tensor], Sequence[Tensor]]  # every process's tensor, all of one shape
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScanOptions:
     """Optional work of a scan; each option costs time."""
 
@@ -265,15 +277,19 @@ def scan_vocab(
     *,
     tile: int = BLOCK,
     positions: Tensor | None = None,
+    split: VocabSplit | None = None,
 ) -> VocabScan:
     """Scan the vocabulary for `hidden` [rows, canvas, hidden] at a temperature per row [rows].
 
     Without a key, or at temperature 0, `sampled` is the argmax.
     positions: which ones of the canvas these are; None: all, from the first.
+    split: each process scans its own tokens; all get the same result, to the bit.
     """
-    every = slice(0, head.vocab_size)
-    part = scan_part(hidden, head, temperature, key, options, tokens=every, tile=tile, positions=positions)
-    return join([part])
+    tokens = slice(0, head.vocab_size)
+    if split is not None:
+        head, tokens = split.head, split.tokens[split.rank]
+    part = scan_part(hidden, head, temperature, key, options, tokens=tokens, tile=tile, positions=positions)
+    return join([part] if split is None else gather_parts(part, split))
 
 
 @dataclass(frozen=True)
@@ -303,9 +319,9 @@ def scan_part(
     tile: int = BLOCK,
     positions: Tensor | None = None,
 ) -> ScanPart:
-    """Scan the range `tokens`, which begins at a block boundary."""
+    """Scan the range `tokens`, which begins at a multiple of `SPLIT`."""
     assert tile % BLOCK == 0, tile
-    assert tokens.start % BLOCK == 0, tokens
+    assert tokens.start % SPLIT == 0, tokens
     # A floor is a logit that torch computed: only torch's own logits can be compared with it to the bit.
     kernels = kernels_for(hidden) if options.floor is None else None
     compiled = options.compiled and kernels is None  # the kernel is five times as fast as the compiled form
@@ -352,6 +368,48 @@ def scan_part(
         table, best, race_winner, every, key, head.vocab_size, head.embedding_scale,
         soft, running_top_k, positions,
     )  # fmt: skip
+
+
+def gather_parts(part: ScanPart, split: VocabSplit) -> list[ScanPart]:
+    """The parts of all processes. Only their tensors travel."""
+    chunks = [-(-(tokens.stop - tokens.start) // CHUNK) for tokens in split.tokens]
+    width = min(CHUNK, part.vocab_size)
+
+    def gather(x: Tensor, size: int) -> list[Tensor]:
+        """`x` padded at its end: a process may have less."""
+        return list(split.gather(F.pad(x, (0, size - x.shape[-1]))))
+
+    def leads(lead: Lead) -> list[Lead]:
+        parts = (split.gather(lead.score), split.gather(lead.chunk), gather(lead.products, width))
+        return [Lead(*each) for each in zip(*parts, strict=True)]
+
+    tables = [
+        table[..., :count] for table, count in zip(gather(part.table, max(chunks)), chunks, strict=True)
+    ]
+    softs: Sequence[RunningMean | None] = [None] * len(chunks)
+    if part.soft is not None:
+        soft = part.soft
+        assert soft.top is not None
+        sums = (split.gather(soft.top), split.gather(soft.total), split.gather(soft.mass))
+        softs = [soft.of(*each) for each in zip(*sums, strict=True)]
+    top_ks: Sequence[RunningTopK | None] = [None] * len(chunks)
+    if part.running_top_k is not None:
+        running = part.running_top_k
+        assert running.tokens is not None
+        missing = (0, running.count - running.tokens.shape[-1])
+        top_ks = [
+            running.of(*each)
+            for each in zip(
+                split.gather(F.pad(running.tokens, missing)),
+                split.gather(F.pad(running.logits, missing, value=float("-inf"))),
+                strict=True,
+            )
+        ]
+    columns = (tables, leads(part.best), leads(part.race_winner), softs, top_ks)
+    return [
+        replace(part, table=table, best=best, race_winner=winner, soft=soft, running_top_k=top_k)
+        for table, best, winner, soft, top_k in zip(*columns, strict=True)
+    ]
 
 
 def join(parts: Sequence[ScanPart]) -> VocabScan:
@@ -448,6 +506,12 @@ class RunningMean:
         self.total = self._accumulate(self.total, old, mixed, new)
         self.mass = self.mass * old + mass * new
         self.top = new_top
+
+    def of(self, top: Tensor, total: Tensor, mass: Tensor) -> RunningMean:
+        """One with these numbers."""
+        other = RunningMean(self._accumulate)
+        other.top, other.total, other.mass = top, total, mass
+        return other
 
     @staticmethod
     def join(parts: Sequence[RunningMean]) -> Tensor:

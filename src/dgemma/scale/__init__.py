@@ -1,0 +1,1 @@
+"""More than one process: ranks that compute one model together."""

@@ -1,0 +1,230 @@
+"""Real processes that compute one model together: the same text as one, and one clear end if any is lost.
+
+The file runs itself as the processes of `dgemma.load(mesh=...)`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+
+import dgemma
+from dgemma.checkpoint.presets import PRESETS, layers
+from dgemma.checkpoint.random_weights import write_random
+from dgemma.cli.main import main
+from server.real_server import RealServer, serving, write_adapters
+from sizes import IS_FULL
+
+pytestmark = pytest.mark.skipif(
+    not distributed.is_available() or sys.platform == "win32", reason="torch has no gloo here"
+)
+CONFIG = replace(
+    PRESETS["tiny"].config,
+    num_heads=4,
+    layers=layers(2, head_dim=16, kv_heads=4, full_head_dim=32, full_kv_heads=2),
+    vocab_size=9000,
+)
+PROMPTS = ["The sea is", "A", "Once upon a time there was a small house"]
+OPTIONS: dict[str, Any] = {"seed": 5, "max_tokens": 24, "max_denoising_steps": 3}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    # Without it gloo asks what the machine's name means, which not every container knows.
+    "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+    "PYTHONPATH": str(Path(__file__).parents[1]),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("ranks") / "served"
+    write_random(path, CONFIG, dtype="F32", seed=1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def adapter(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapters(checkpoint, tmp_path_factory.mktemp("adapters"))["poems"]
+
+
+# As a library
+
+
+def texts_of(lm: dgemma.LanguageModel) -> list[str]:
+    """Several calls; without a seed, with pins, and left to right."""
+    canvas = [answer.text for answer in lm.generate(PROMPTS, **OPTIONS)]
+    causal = lm.generate(PROMPTS[0], decode="causal", **OPTIONS).text
+    pinned = lm.generate(PROMPTS[0], pins={3: 700, 5: [8, 9]}, **OPTIONS).text
+    return [*canvas, causal, pinned, lm.fingerprint()]
+
+
+def run_rank(rank: int, size: int, store: str, checkpoint: str, adapter: str) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    lm = dgemma.load(checkpoint, dtype="float32", mesh=init_device_mesh("cpu", (size,)))
+    found = {
+        "texts": texts_of(lm),
+        "adapted": texts_of(lm.with_adapter(adapter)),
+        "drawn": lm.generate(PROMPTS[0], max_tokens=8, max_denoising_steps=1).text,  # each rank draws a seed
+        "parameters": sum(weight.numel() for weight in lm.transformer.parameters()),
+    }
+    distributed.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_that_run_one_program_have_the_texts_of_one_process(
+    checkpoint: Path, adapter: Path, tmp_path: Path, size: int
+) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", __file__]
+            + [str(each) for each in (rank, size, tmp_path / "store", checkpoint, adapter)],
+            env={**os.environ, **ENVIRONMENT},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        ended = [process.communicate(timeout=600) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, ended, strict=True):
+        assert process.returncode == 0, errors[-3000:]
+    first, *others = (json.loads(said) for said, _ in ended)
+    assert all(other["drawn"] == first["drawn"] for other in others)
+    lm = dgemma.load(checkpoint, dtype="float32")
+    whole = {"texts": texts_of(lm), "adapted": texts_of(lm.with_adapter(adapter))}
+    assert whole["texts"] != whole["adapted"]
+    for found in (first, *others):
+        assert {name: found[name] for name in whole} == whole
+        assert found["parameters"] < sum(weight.numel() for weight in lm.transformer.parameters())
+
+
+# As a command
+
+
+def test_a_command_starts_the_other_ranks_and_ends_them(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["generate", str(checkpoint), "Hello", "--seed", "3", "--max-tokens", "20", "--raw"]
+    assert main(command) == 0
+    alone = capsys.readouterr().out
+    found = subprocess.run(
+        [sys.executable, "-m", "dgemma.cli.main", *command, "--tensor-parallel", "2"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == alone
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(checkpoint) in (p.info["cmdline"] or ())]
+
+
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [("3", "cannot be divided evenly"), ("0", "must be at least 1"), ("64", "Possible here: 1, 2")],
+)
+def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], size: str, why: str
+) -> None:
+    assert main(["generate", str(checkpoint), "Hello", "--tensor-parallel", size]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_another_number_of_processes_than_was_started_is_refused(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert main(["generate", str(checkpoint), "Hello", "--tensor-parallel", "2"]) == 2
+    assert "tensor_parallel is 2, but 4 processes were started" in capsys.readouterr().err
+
+
+def test_a_rank_cannot_save_what_it_has_a_part_of(checkpoint: Path, tmp_path: Path) -> None:
+    lm = dgemma.load(checkpoint, dtype="float32")
+    lm.transformer.ranks = type("Two", (), {"size": 2})()
+    for act in (lm.save, lm.save_adapter):
+        with pytest.raises(dgemma.InputError, match="mesh has 2 ranks"):
+            act(tmp_path / "saved")
+
+
+# As a server
+
+
+def ask(server: RealServer, prompt: str, **body: Any) -> httpx2.Response:
+    options = {"prompt": prompt, "max_tokens": 24, "seed": 5, "max_denoising_steps": 3, **body}
+    return httpx2.post(f"{server.address}/v1/completions", json={"model": "served", **options}, timeout=60)
+
+
+def test_a_server_of_two_ranks_answers_as_one_process(checkpoint: Path, adapter: Path) -> None:
+    lm = dgemma.load(checkpoint, dtype="float32")
+    models = (lm, lm.with_adapter(adapter))
+    expected = [model.generate(prompt, **OPTIONS).text for model in models for prompt in PROMPTS]
+    flags = ("--tensor-parallel", "2", "--adapter", f"poems={adapter}", "--dtype", "float32")
+    with serving(str(checkpoint), *flags) as server, ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(ask, server, prompt) for prompt in PROMPTS]
+        asked += [pool.submit(ask, server, prompt, model="poems") for prompt in PROMPTS]
+        answers = [each.result().raise_for_status().json() for each in asked]
+        assert [answer["choices"][0]["text"] for answer in answers] == expected
+        refused = ask(server, "x", max_tokens=-1)
+        assert refused.status_code == 400
+        _, *helpers = ranks_of(server)
+        server.process.terminate()
+        assert server.process.wait(30) == 0
+        assert not psutil.wait_procs(helpers, timeout=10)[1]
+
+
+@pytest.mark.parametrize("moment", range(20 if IS_FULL else 2))
+def test_a_rank_that_is_killed_ends_the_server_and_no_request_hangs(checkpoint: Path, moment: int) -> None:
+    draw = random.Random(moment)
+    with serving(str(checkpoint), "--tensor-parallel", "2", "--dtype", "float32") as server:
+        assert ask(server, "warm").status_code == 200
+        ranks = ranks_of(server)
+        assert len(ranks) == 2
+        with ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(outcome, server, f"{number} is", 10_000) for number in range(4)]
+            time.sleep(draw.uniform(0, 3))
+            ranks[draw.randrange(2)].kill()
+            began = time.monotonic()
+            found = [each.result() for each in asked]
+            seconds = time.monotonic() - began
+        assert seconds < 10
+        assert set(found) <= {"answered", "failed"}
+        assert not psutil.wait_procs(ranks[1:], timeout=10)[1]
+        assert server.process.wait(10) != 0
+
+
+def ranks_of(server: RealServer) -> list[psutil.Process]:
+    first = psutil.Process(server.process.pid)
+    return [first, *(child for child in first.children() if "serve" in child.cmdline())]
+
+
+def outcome(server: RealServer, prompt: str, max_tokens: int) -> str:
+    with suppress(httpx2.TransportError):
+        response = ask(server, prompt, max_tokens=max_tokens, ignore_eos=True)
+        return "answered" if response.status_code == 200 else "failed"
+    return "failed"
+
+
+if __name__ == "__main__":
+    print(json.dumps(run_rank(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6])))
