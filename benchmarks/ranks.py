@@ -96,7 +96,7 @@ def measure(rank: int, size: int, store: str, checkpoint: Path, logits: Path, st
     for number in range(3):
         began = time.perf_counter()
         answer = lm.generate(PROMPT, seed=number, max_tokens=config.canvas_len, max_denoising_steps=steps)
-        seconds.append((time.perf_counter() - began) / answer.steps)
+        seconds.append((time.perf_counter() - began) / sum(answer.steps))
     after = psutil.Process().memory_info().rss
     planned = part_bytes(ModelPart(config, rank, size), item_bytes=4)
     return {
