@@ -80,13 +80,20 @@ def test_two_hundred_truncated_files_are_refused(trace: Trace) -> None:
 
 
 def test_three_hundred_files_with_a_flipped_bit_are_refused(trace: Trace) -> None:
+    """All but the bits that fill up the last byte of the compressed stream: they say nothing."""
     content, rng = trace_bytes(trace), random.Random(0)
     first = 10  # after gzip's header, of which some bytes mean nothing
+    accepted = 0
     for bit in rng.sample(range(8 * first, 8 * len(content)), 300):
         changed = bytearray(content)
         changed[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(InputError, match="the trace"):
-            trace_of_bytes(bytes(changed))
+        found = outcome(bytes(changed))
+        if isinstance(found, Trace):
+            accepted += 1
+            assert found == trace
+        else:
+            assert found.startswith("the trace")
+    assert accepted <= 7
 
 
 @pytest.mark.parametrize("number", range(40))
