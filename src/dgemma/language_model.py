@@ -211,7 +211,7 @@ class LanguageModel(BlockDiffusionModel):
 
     def fingerprint(self) -> str:
         """A short name for the base's weights, the same in fp32 and bf16; an adapter does not change it."""
-        if self.transformer.ranks.size > 1:  # this process has a part of them
+        if self.transformer.ranks.size > 1 or self.device.type == "meta":  # they are not all here
             assert self._source is not None
             return file_fingerprint(self._source)
         return fingerprint(self.transformer)

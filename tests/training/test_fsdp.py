@@ -1,15 +1,11 @@
 """FSDP2 over two processes gives the losses, gradients and weights of one process with the whole batch.
 
 Every layer is sharded by itself, the rest (embedding, self-conditioning, last norm) with the stack, as it
-would be on many devices; here over gloo on the CPU. The file runs itself as the two processes: under pytest's
-importlib mode a function of it cannot be found by a spawned child.
+would be on many devices; here over gloo on the CPU.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -20,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
 from dgemma.language_model import load
@@ -31,17 +28,14 @@ from dgemma.training.data.records import Span, TrainingExample
 from dgemma.training.objective import context_before, empty_context, token_losses
 from dgemma.training.optimizer import Optimizer, TrainedWeights
 from dgemma.training.recipe import OptimizerRecipe
+from dgemma.training.shards import divide
+from rank_processes import run_processes, run_rank
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or sys.platform == "win32", reason="torch has no gloo here"
 )
 WORLD, ROWS = 2, 4
-# Without it gloo asks what the machine's name means, which not every container knows.
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 LIMIT = 1e-5  # of the gradient's size, in fp32
-# What is called from outside and reads weights. `head` is a value, not a call: it reads the embedding where
-# `encode` or `denoise` have left it whole, which a root does until the backward pass is over.
-ENTRIES = ("encode", "denoise", "logits", "soft_embedding")
 Objective = Callable[[Transformer, TrainingBatch], Tensor]
 
 
@@ -75,17 +69,6 @@ def golden_stack() -> Transformer:
         return load(path, dtype="float32").transformer
 
 
-def shard(stack: Transformer) -> None:
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-
-    mesh = dist.init_device_mesh("cpu", (WORLD,))
-    for layer in stack.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(stack, mesh=mesh)
-    for name in ENTRIES:
-        register_fsdp_forward_method(stack, name)
-
-
 def all_trained(execution: Execution | None = None) -> Transformer:
     stack = golden_stack().requires_grad_(True)
     return stack if execution is None else stack.with_execution(execution)
@@ -109,14 +92,14 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def compare(stack: Transformer, rank: int, objective: Objective = training_loss) -> dict[str, Any]:
+def compare(stack: Transformer, mesh: DeviceMesh, objective: Objective = training_loss) -> dict[str, Any]:
     """Whole batch in one piece, then its half in a sharded twin, twice: a second step must be as good."""
     whole = objective(stack, batch_of(range(ROWS)))
     whole.backward()
     expected = {name: p.grad.clone() for name, p in trained(stack).items() if p.grad is not None}
     stack.zero_grad()
-    shard(stack)
-    share = ROWS // WORLD
+    divide(stack, mesh)
+    share, rank = ROWS // WORLD, mesh.get_rank()
     mine = batch_of(range(rank * share, (rank + 1) * share))
     found: dict[str, Any] = {"gradients": len(expected), "loss": [], "own_loss": [], "gradient": []}
     for _ in range(2):
@@ -135,7 +118,7 @@ def compare(stack: Transformer, rank: int, objective: Objective = training_loss)
     return found
 
 
-def compare_steps(rank: int) -> dict[str, Any]:
+def compare_steps(mesh: DeviceMesh) -> dict[str, Any]:
     """Two steps of the trainer's own optimizer, moments and clipping included."""
     # A large eps: where a gradient is nearly zero, Adam makes a step of whatever rounding leaves.
     recipe = OptimizerRecipe(eps=1e-2)
@@ -154,8 +137,8 @@ def compare_steps(rank: int) -> dict[str, Any]:
     two = deepcopy(one)
     before = {name: p.detach().clone() for name, p in trained(one).items()}
     expected, expected_norms = train(one, batch_of(range(ROWS)))
-    shard(two)
-    share = ROWS // WORLD
+    divide(two, mesh)
+    share, rank = ROWS // WORLD, mesh.get_rank()
     found, norms = train(two, batch_of(range(rank * share, (rank + 1) * share)))
     with torch.no_grad():
         changes = [
@@ -165,19 +148,15 @@ def compare_steps(rank: int) -> dict[str, Any]:
     return {"norms": norms, "expected_norms": expected_norms, "changes": changes}
 
 
-def run_process(rank: int, store: str) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+def rank(mesh: DeviceMesh) -> dict[str, Any]:
     small = Execution(expert_block=8, explicit_attention=True, recompute_layers=True)
-    found = {
-        "all": compare(all_trained(), rank),
-        "all, as small models train": compare(all_trained(small), rank),
-        "an adapter": compare(adapter_trained(), rank),
-        "all, three steps unrolled": compare(all_trained(), rank, unrolled_loss),
-        "optimizer": compare_steps(rank),
+    return {
+        "all": compare(all_trained(), mesh),
+        "all, as small models train": compare(all_trained(small), mesh),
+        "an adapter": compare(adapter_trained(), mesh),
+        "all, three steps unrolled": compare(all_trained(), mesh, unrolled_loss),
+        "optimizer": compare_steps(mesh),
     }
-    dist.destroy_process_group()
-    return found
 
 
 # The tests
@@ -186,25 +165,7 @@ def run_process(rank: int, store: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What both processes found."""
-    store = tmp_path_factory.mktemp("fsdp") / "store"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", __file__, str(rank), str(store)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **LOOPBACK},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        ended = [process.communicate(timeout=600) for process in processes]
-    finally:
-        for process in processes:  # one that waits for a dead one would wait for half an hour
-            process.kill()
-    for process, (_, errors) in zip(processes, ended, strict=True):
-        assert process.returncode == 0, errors[-3000:]
-    return [json.loads(said) for said, _ in ended]
+    return run_processes(__file__, WORLD, tmp_path_factory.mktemp("fsdp"))
 
 
 CASES = ["all", "all, as small models train", "an adapter", "all, three steps unrolled"]
@@ -235,4 +196,4 @@ def test_the_trainers_optimizer_makes_the_same_steps_on_shards(results: list[dic
 
 
 if __name__ == "__main__":
-    print(json.dumps(run_process(int(sys.argv[1]), sys.argv[2])))
+    run_rank(rank)

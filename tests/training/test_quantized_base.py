@@ -76,7 +76,7 @@ def test_losses_and_factors_are_those_on_the_decoded_base(tmp_path: Path, name: 
         trainer = Trainer(recipe, lm=base)
         notes = Notes()
         assert trainer.run(notes) is TrainingOutcome.FINISHED
-        found.append(([report.loss for report in notes.steps], trainer.directory.load_state(3)[1]))
+        found.append(([report.loss for report in notes.steps], trainer.directory.load_state(3)))
     (losses, factors), (plain_losses, plain_factors) = found
     assert losses == pytest.approx(plain_losses, rel=1e-4)
     assert factors.keys() == plain_factors.keys()

@@ -120,12 +120,12 @@ def recipe_of(model: str, path: str, out: Path, **changes: Any) -> Recipe:
 def finish(recipe: Recipe) -> dict[str, Tensor]:
     trainer = Trainer(recipe)
     assert trainer.run(Notes()) is TrainingOutcome.FINISHED
-    return trainer.directory.load_state(recipe.steps)[1]
+    return trainer.directory.load_state(recipe.steps)
 
 
 def final_state(out: Path) -> dict[str, Tensor]:
     directory = RunDirectory(str(out))
-    return directory.load_state(directory.states()[-1])[1]
+    return directory.load_state(directory.states()[-1])
 
 
 def stop_after(recipe: Recipe, step: int) -> None:
@@ -215,7 +215,7 @@ def test_a_damaged_state_costs_steps_and_not_the_result(
     assert "step-00000005" in trainer.notes[0]
     assert trainer.notes[0].endswith("Going on from step 4.")
     assert trainer.run(notes) is TrainingOutcome.FINISHED
-    assert same(trainer.directory.load_state(6)[1], final_state(whole))
+    assert same(trainer.directory.load_state(6), final_state(whole))
     assert trainer.directory.states() == [4, 6]
 
 

@@ -66,7 +66,7 @@ def load_transformer(
         if division.dim == 1:
             _fill_columns(tensor, entry, division.part)
         else:
-            _fill(tensor, rows_of(entry, division.part))
+            fill_rows(tensor, entry, division.part)
         place(transformer, spec.path, tensor)
         advance(entry.nbytes)
     transformer.rope = Rope(source.config, device)
@@ -99,7 +99,9 @@ def place_quantized(
     setattr(transformer.get_submodule(parent_path), leaf, linear)
 
 
-def _fill(tensor: Tensor, entry: TensorEntry) -> None:
+def fill_rows(tensor: Tensor, entry: TensorEntry, rows: slice) -> None:
+    """Read neighbouring rows of a stored tensor."""
+    entry = rows_of(entry, rows)
     stored = TORCH_DTYPES[entry.dtype]
     if tensor.dtype == stored and tensor.device.type == "cpu":
         read_into(entry, tensor.view(-1).view(torch.uint8).numpy())

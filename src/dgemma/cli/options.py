@@ -205,11 +205,11 @@ def joined_ranks(model: str, size: int, device: str, arguments: list[str]) -> It
     from dgemma.checkpoint.hub import resolve
     from dgemma.checkpoint.source import read_config
     from dgemma.model.model_part import ModelPart
-    from dgemma.scale.tensor_parallel import joined
+    from dgemma.scale.processes import joined
 
     ModelPart(read_config(resolve(model))[1], size=size)  # refuse what cannot be divided
 
-    with joined(size, device, arguments) as mesh:
+    with joined(size, device, arguments, option="tensor_parallel") as mesh:
         yield {"mesh": mesh}
 
 

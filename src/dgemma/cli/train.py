@@ -11,7 +11,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -20,14 +20,16 @@ from typing import TYPE_CHECKING
 from dgemma.checkpoint.hub import resolve
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.source import read_config
-from dgemma.cli.options import thread_count
+from dgemma.cli.options import is_helper, thread_count
 from dgemma.cli.views.progress import print_line
-from dgemma.cli.views.train_view import TrainView, open_train_view
-from dgemma.errors import InputError
+from dgemma.cli.views.train_view import open_train_view
+from dgemma.errors import CheckpointError, InputError
 from dgemma.machine import memory_facts
 from dgemma.model.config import ModelConfig
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from dgemma.training.data.stream import DataReport, ExampleStream
     from dgemma.training.memory import MemoryEstimate
     from dgemma.training.recipe import Recipe
@@ -59,10 +61,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--check-data", action="store_true", help="read all of the data before the first step"
     )
     parser.add_argument("--threads", type=thread_count, metavar="N", help="of the processor (default: all)")
+    parser.add_argument(
+        "--nproc", type=int, default=1, metavar="N",
+        help="processes that share each batch, each with a part of the weights (FSDP2; docs/scale.md)",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    _say("reading the recipe and the data ...")
+    helps = is_helper(args.nproc)
+    if not helps:
+        _say("reading the recipe and the data ...")
     from dgemma.training.recipe_file import read_recipe
 
     changes = list(args.changes)
@@ -73,18 +81,34 @@ def run(args: argparse.Namespace) -> int:
     recipe = read_recipe(file, changes)
     if args.dry_run:
         return dry_run(recipe)
+    if args.nproc == 1:
+        return _train(recipe, args, None)
+    from dgemma.scale.processes import joined
+    from dgemma.training.shards import check_divisible
+
+    check_divisible(recipe, args.nproc)
+    with joined(args.nproc, recipe.device, args.arguments, option="nproc") as mesh:
+        if not helps:
+            return _train(recipe, args, mesh)
+        with suppress(InputError, CheckpointError):  # the first process says the same
+            return _help(recipe, args, mesh)
+        return 2
+
+
+def _train(recipe: Recipe, args: argparse.Namespace, mesh: DeviceMesh | None) -> int:
     from dgemma.training.trainer import Trainer, TrainingOutcome
 
     if args.threads is not None:
         import torch
 
         torch.set_num_threads(args.threads)
-    trainer = Trainer(recipe)
+    trainer = Trainer(recipe, mesh=mesh)
     if args.check_data and not check_data(trainer.setup.stream, trainer.setup.canvases.canvas_len):
         raise InputError("the data has faults; repair them first.")
-    with open_train_view(recipe.steps, trainer.start_step) as view, _stop_flag(view) as stopped:
+    with open_train_view(recipe.steps, trainer.start_step) as view, _stop_flag(view.on_note) as stopped:
         view.on_note(
             f"{trainer.num_trained:,} parameters are trained"
+            + (f" by {args.nproc} processes" if args.nproc > 1 else "")
             + (f"; going on after step {trainer.start_step}" if trainer.start_step else "")
         )
         outcome = trainer.run(view, stopped)
@@ -96,8 +120,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _help(recipe: Recipe, args: argparse.Namespace, mesh: DeviceMesh) -> int:
+    """As a process that is not the first."""
+    import torch
+
+    from dgemma.training.trainer import Trainer
+
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    with _stop_flag(lambda text: None) as stopped:
+        Trainer(recipe, mesh=mesh).run(should_stop=stopped)
+    return 0
+
+
 @contextmanager
-def _stop_flag(view: TrainView) -> Iterator[Callable[[], bool]]:
+def _stop_flag(note: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM ask to stop after the step; a second Ctrl-C does not wait."""
     stop_requested = False
 
@@ -106,7 +143,7 @@ def _stop_flag(view: TrainView) -> Iterator[Callable[[], bool]]:
         if stop_requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop_requested = True
-        view.on_note("stopping after this step; once more to stop at once")
+        note("stopping after this step; once more to stop at once")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

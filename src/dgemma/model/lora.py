@@ -88,20 +88,28 @@ class LoraSettings:
 
 
 def attach(
-    transformer: Transformer, settings: LoraSettings, *, seed: int, dtype: torch.dtype | None = None
+    transformer: Transformer,
+    settings: LoraSettings,
+    *,
+    seed: int,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
 ) -> Transformer:
     """The transformer with a new adapter, which changes nothing until it is trained.
 
     Only the factors require gradients. The factors of a weight depend on `seed` and its path, not on what
-    else is adapted. dtype: of the factors; None for the model's. Products always run in the model's dtype.
+    else is adapted. dtype, device: of the factors; None for the model's. Products always run in the model's
+    dtype.
     """
     added = {}
     for path, weight in _weights(transformer).items():
         part = _part(path)
         rank = settings.rank_of(part) if part in settings.targets else 0
         if rank:
-            added[path] = _new_factors(weight, rank, settings.alpha_of(part), f"{seed}:{path}")
-    return adapted(transformer, added, dtype=dtype)
+            alpha = settings.alpha_of(part)
+            on_meta = (device or _device(weight)).type == "meta"  # only shapes: the 26 B is counted this way
+            added[path] = _new_factors(weight, rank, alpha, f"{seed}:{path}", on_meta=on_meta)
+    return adapted(transformer, added, dtype=dtype, device=device)
 
 
 def adapted(
@@ -109,6 +117,7 @@ def adapted(
     added: Mapping[str, LoraFactors],
     *,
     dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
     trainable: bool = True,
 ) -> Transformer:
     """The transformer with the LoRA factors `added`, keyed by the path of their weight."""
@@ -118,7 +127,7 @@ def adapted(
     def wrap(path: str, module: nn.Module) -> nn.Module | None:
         if path not in added:
             return None
-        factors = added[path].to(_device(module), dtype or transformer.embedding.dtype)
+        factors = added[path].to(device or _device(module), dtype or transformer.embedding.dtype)
         if isinstance(module, ExpertLinear):
             return LoraExpertLinear(_frozen_copy(module), factors, trainable=trainable)
         assert isinstance(module, Linear), path
@@ -207,10 +216,12 @@ def _frozen(tensor: nn.Parameter | None) -> nn.Parameter | None:
     return nn.Parameter(tensor.detach(), requires_grad=False)  # another parameter over the same memory
 
 
-def _new_factors(weight: Linear | ExpertLinear, rank: int, alpha: float, name: str) -> LoraFactors:
+def _new_factors(
+    weight: Linear | ExpertLinear, rank: int, alpha: float, name: str, *, on_meta: bool
+) -> LoraFactors:
     experts = (weight.num_experts,) if isinstance(weight, ExpertLinear) else ()
     down_shape, up_shape = (*experts, rank, weight.in_features), (*experts, weight.out_features, rank)
-    if _device(weight).type == "meta":  # only shapes: the 26 B model is counted this way
+    if on_meta:
         return LoraFactors(
             down=torch.empty(down_shape, device="meta"), up=torch.empty(up_shape, device="meta"), alpha=alpha
         )

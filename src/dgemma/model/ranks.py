@@ -8,7 +8,7 @@ residual is whole on every rank: three products per layer are sums over the rank
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -42,8 +42,21 @@ class Ranks:
         """The first rank's message, on every rank. The others wait for it as long as it takes."""
         return message
 
+    def exchange(self, message: Any) -> list[Any]:
+        """Every rank's message, on every rank, as long as it takes."""
+        return [message]
+
     def wait(self) -> None:
         """Until all are here, as long as it takes."""
+
+    def bounded(self) -> AbstractContextManager[None]:
+        """A block whose collectives fail with a `RankError` if a rank is gone or late."""
+        return nullcontext()
+
+    @property
+    def messages(self) -> distributed.ProcessGroup | None:
+        """The group in which ranks may wait for each other as long as it takes."""
+        return None
 
     @property
     def leads(self) -> bool:
@@ -100,31 +113,43 @@ class GroupRanks(Ranks):
                 first = first + other
             return first
         total = x.clone(memory_format=torch.contiguous_format)
-        with self._bounded():
+        with self.bounded():
             distributed.all_reduce(total, group=self._group)
         return total
 
     def gather(self, x: Tensor) -> list[Tensor]:
         x = x.contiguous()
         found = [torch.empty_like(x) for _ in range(self.size)]
-        with self._bounded():
+        with self.bounded():
             distributed.all_gather(found, x, group=self._group)
         return found
 
     def share(self, message: Any) -> Any:
         box = [message]
-        with self._bounded():
+        with self.bounded():
             distributed.broadcast_object_list(box, group=self._messages, group_src=0)
         return box[0]
 
+    def exchange(self, message: Any) -> list[Any]:
+        found: list[Any] = [None] * self.size
+        with self.bounded():
+            distributed.all_gather_object(found, message, group=self._messages)
+        return found
+
     def wait(self) -> None:
-        with self._bounded():
+        with self.bounded():
             distributed.barrier(self._messages)
 
+    @property
+    def messages(self) -> distributed.ProcessGroup | None:
+        return self._messages
+
     @contextmanager
-    def _bounded(self) -> Iterator[None]:
+    def bounded(self) -> Iterator[None]:
         try:
             yield
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:  # of torch.distributed: the connection or the time has ended
             raise RankError(
                 f"rank {self.rank} of {self.size} lost the others: {str(error).splitlines()[0]} "

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dgemma.model.ranks import Ranks
 from dgemma.model.transformer import Transformer
 from dgemma.training.data.canvases import CanvasSettings, TrainingBatch, make_batch
 from dgemma.training.data.records import TrainingExample
@@ -57,6 +58,22 @@ class LossSums:
         for loss, count, level in zip(rows, counts, batch.noise.tolist(), strict=True):
             at = noise_bin(level)
             self.by_noise[at] = (self.by_noise[at][0] + loss, self.by_noise[at][1] + count)
+
+    def of_all(self, ranks: Ranks) -> LossSums:
+        """With the sums of every rank."""
+        total = LossSums()
+        for part in ranks.exchange(self):
+            total.diffusion += part.diffusion
+            total.num_diffusion += part.num_diffusion
+            total.encoder += part.encoder
+            total.num_encoder += part.num_encoder
+            total.by_noise = [
+                (loss + more, count + further)
+                for (loss, count), (more, further) in zip(total.by_noise, part.by_noise, strict=True)
+            ]
+            total.rewards += part.rewards
+            total.steps += part.steps
+        return total
 
     @property
     def means(self) -> tuple[float, float]:

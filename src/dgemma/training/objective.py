@@ -120,6 +120,9 @@ def guess(stack: Transformer, batch: TrainingBatch, context: AttentionContext, r
     shape = (*batch.noisy.shape, stack.config.hidden_size)
     soft = torch.zeros(shape, dtype=stack.embedding.dtype, device=batch.noisy.device)
     for number, rows in enumerate(batch.guessed):
+        if not len(rows):  # a pass of other processes, with which this one keeps step
+            stack.denoise(batch.noisy[:1], context.select(torch.zeros_like(batch.starts[:1])))
+            continue
         previous = soft[rows] if number else None
         hidden = stack.denoise(batch.noisy[rows], context.select(rows), previous)
         guessed = soft_embedding(stack.head, hidden.flatten(0, 1), rows_at_once).view_as(hidden)

@@ -14,6 +14,7 @@ from dgemma.checkpoint.names import tensor_specs
 from dgemma.errors import CheckpointError, InputError
 from dgemma.machine import has_fast_bf16
 from dgemma.model.transformer import Transformer
+from dgemma.training.divided import own, own_rows, whole
 from dgemma.training.recipe import OptimizerRecipe
 
 # `tensor_specs` calls the dense MLP of a layer "shared_mlp"; recipes and adapters call it "mlp".
@@ -210,19 +211,26 @@ class Muon(torch.optim.Optimizer):
         moved = orthogonalize(torch.cat(wide)).split([len(part) for part in wide])
         for parameter, part in zip(parameters, moved, strict=True):
             rows, columns = parameter.shape[-2:]
-            update = (part.mT if rows > columns else part).reshape(parameter.shape)
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(update, alpha=-group["lr"] * _ADAM_SIZE * max(rows, columns) ** 0.5)
+            update = part.mT if rows > columns else part
+            if parameter.ndim == 2:
+                update = update[0][own_rows(parameter)]
+            held = own(parameter)
+            held.mul_(1 - group["lr"] * group["weight_decay"])
+            held.add_(update, alpha=-group["lr"] * _ADAM_SIZE * max(rows, columns) ** 0.5)
 
     def _direction(self, parameter: nn.Parameter, momentum: float) -> Tensor:
-        """The Nesterov direction [matrices, short side, long side]; updates the momentum."""
+        """The Nesterov direction [matrices, short side, long side]; updates the momentum.
+
+        Of a divided matrix the whole, on every rank; of a divided stack of them this rank's own matrices.
+        """
         grad, state = parameter.grad, self.state[parameter]
         assert grad is not None
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(grad)
         state["momentum"].lerp_(grad, 1 - momentum)
         rows, columns = parameter.shape[-2:]
-        direction = grad.lerp(state["momentum"], momentum).reshape(-1, rows, columns)
+        direction = grad.lerp(state["momentum"], momentum)
+        direction = (whole(direction) if parameter.ndim == 2 else own(direction)).reshape(-1, rows, columns)
         return direction.mT if rows > columns else direction
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from dgemma.checkpoint.device import check_device
 from dgemma.errors import CheckpointError, InputError
 from dgemma.language_model import LanguageModel, load
 from dgemma.machine import has_fast_bf16
@@ -70,12 +72,25 @@ def resolve_precision(
 
 
 def prepare(
-    recipe: Recipe, *, lm: LanguageModel | None = None, progress: Progress | None = None
+    recipe: Recipe,
+    *,
+    lm: LanguageModel | None = None,
+    mesh: DeviceMesh | None = None,
+    progress: Progress | None = None,
 ) -> TrainingSetup:
-    """Load the model, attach an adapter, open the data. `lm`: a loaded model, in place of `recipe.model`."""
+    """Load the model, attach an adapter, open the data.
+
+    lm: a loaded model, in place of `recipe.model`. mesh: of the processes that divide it.
+    """
     recipe = resolve_precision(recipe, lm=lm)
     dtype = DTYPES[recipe.precision]
-    if lm is None:
+    source = None
+    if mesh is not None:
+        from dgemma.training.shards import check_divisible, divide, open_unread, read_own_rows
+
+        check_divisible(recipe, mesh.size())
+        lm, source = open_unread(recipe.model, dtype)
+    elif lm is None:
         lm = load(recipe.model, dtype=_NAMES[dtype], device=recipe.device)
     if lm.dtype != dtype:
         raise InputError.about(
@@ -85,10 +100,11 @@ def prepare(
     _check_lengths(recipe, lm.config)
     canvas_len = recipe.noise.canvas_len or lm.config.canvas_len
     rows = (recipe.micro_batch or recipe.batch) * recipe.noise.canvases
-    execution = training_execution(recipe, lm.config, lm.device)
+    device = lm.device if mesh is None else check_device(recipe.device)
+    execution = training_execution(recipe, lm.config, device)
     if recipe.train == "lora":
         # Factors in float32 are their own master weights; products run in the model's dtype in any case.
-        stack = attach(lm.transformer, recipe.lora, seed=recipe.seed, dtype=torch.float32)
+        stack = attach(lm.transformer, recipe.lora, seed=recipe.seed, dtype=torch.float32, device=device)
         trained = lora_parameters(stack)
         for module in stack.modules():  # copies of the adapted stack: the base itself is unchanged
             if isinstance(module, QuantizedWeight):
@@ -96,7 +112,13 @@ def prepare(
     else:
         stack = lm.transformer
         trained = choose_trained(stack, recipe.freeze)
-    lm = lm.with_transformer(stack.with_execution(execution))
+    stack = stack.with_execution(execution)
+    if mesh is not None:
+        assert source is not None
+        divide(stack, mesh)
+        read_own_rows(stack, source, device)
+        trained = {name: stack.get_parameter(name) for name in trained}  # the divided ones
+    lm = lm.with_transformer(stack)
     if recipe.compile:
         compile_layers(lm)
     return TrainingSetup(

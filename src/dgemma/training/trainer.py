@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 import torch.utils.deterministic
+from torch.distributed.device_mesh import DeviceMesh
 
 from dgemma.durable_files import sync_directory
 from dgemma.errors import InputError, TrainingError
 from dgemma.language_model import LanguageModel
+from dgemma.model.ranks import ALONE, GroupRanks
 from dgemma.training.callbacks import CallbackList, TrainerCallback, callbacks_of
 from dgemma.training.curves import CURVES_NAME, write_curves
 from dgemma.training.data.canvases import TrainingBatch, make_batch
@@ -50,6 +52,8 @@ class Trainer:
     """One run, new or resumed: `Trainer(recipe).run()`.
 
     callbacks: called after those that the recipe names. lm: a loaded model, in place of `recipe.model`.
+    mesh: processes that train the model together, each with a part of every weight (FSDP2): all of them run
+      the same program. The first one writes the log and calls the callbacks.
     """
 
     def __init__(
@@ -58,21 +62,25 @@ class Trainer:
         *,
         callbacks: Sequence[TrainerCallback] = (),
         lm: LanguageModel | None = None,
+        mesh: DeviceMesh | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.directory = RunDirectory(recipe.out)
-        self.callbacks = [*callbacks_of(recipe.callbacks, self.directory.path), *callbacks]
-        facts, tensors, damaged = self.directory.load_newest()
+        self.ranks = ranks = ALONE if mesh is None else GroupRanks.of_mesh(mesh)
+        self.callbacks = (
+            [*callbacks_of(recipe.callbacks, self.directory.path), *callbacks] if ranks.leads else []
+        )
+        facts, damaged = ranks.share(self.directory.newest() if ranks.leads else None)
         recipe = resolve_precision(recipe, begun_with=facts.get("recipe", {}).get("precision"), lm=lm)
         self.recipe, self._plain = recipe, to_plain(recipe)
         self._check_same_recipe(facts)
-        self.setup = prepare(recipe, lm=lm, progress=progress)
+        self.setup = prepare(recipe, lm=lm, mesh=mesh, progress=progress)
         self._weights = TrainedWeights(self.setup.trained)
         self._optimizer = Optimizer(self._weights, recipe.optimizer)
         self.notes = [f"{text} Going on from step {facts['step']}." for text in damaged]
         if facts:
             self._check_environment(facts)
-            self._optimizer.restore(tensors)
+            self._optimizer.restore(self.directory.load_state(facts["step"], self._weights.masters, ranks))
         self.start_step = self._step = int(facts.get("step", 0))
         self._tokens = int(facts.get("tokens", 0))
         self._num_bad = int(facts.get("num_bad", 0))
@@ -97,8 +105,11 @@ class Trainer:
         callbacks = CallbackList([*self.callbacks, *([] if view is None else [view])])
         outcome: TrainingOutcome | None = None
         with ExitStack() as opened:
-            opened.enter_context(self.directory.locked())
             opened.enter_context(deterministic())
+            opened.enter_context(self.ranks.bounded())
+            if not self.ranks.leads:
+                return self._run(callbacks, None, should_stop)
+            opened.enter_context(self.directory.locked())
             self.directory.drop_after(self._step)
             self.directory.write_recipe(self._plain)
             log = opened.enter_context(RunLog(self.directory.path, start_step=self._step))
@@ -113,8 +124,9 @@ class Trainer:
         return outcome
 
     def _run(
-        self, callbacks: TrainerCallback, log: RunLog, should_stop: Callable[[], bool]
+        self, callbacks: TrainerCallback, log: RunLog | None, should_stop: Callable[[], bool]
     ) -> TrainingOutcome:
+        """log: of the first process alone."""
         saving, held_out = self.recipe.saving, self.recipe.held_out
         if held_out is not None and self._step == 0:
             self._evaluate(callbacks, log)
@@ -122,14 +134,16 @@ class Trainer:
             report = self._do_step()
             if not math.isfinite(report.grad_norm):
                 callbacks.on_note(f"step {self._step}: gradients are not finite; nothing was changed")
-            log.write(report)
+            if log is not None:
+                log.write(report)
             callbacks.on_step(report)
             last = self._step == self.recipe.steps
             if held_out is not None and (last or self._step % held_out.every == 0):
                 self._evaluate(callbacks, log)
-            stopping = should_stop()
+            stopping = any(self.ranks.exchange(should_stop()))
             if stopping or last or self._step % saving.every == 0:
-                log.sync()  # the log has every step of a state
+                if log is not None:
+                    log.sync()  # the log has every step of a state
                 self._save()
                 callbacks.on_save(self._step)
             if stopping and not last:
@@ -137,9 +151,10 @@ class Trainer:
         self._write_result()
         return TrainingOutcome.FINISHED
 
-    def _evaluate(self, callbacks: TrainerCallback, log: RunLog) -> None:
+    def _evaluate(self, callbacks: TrainerCallback, log: RunLog | None) -> None:
         report = self._held_out_report()
-        log.write(report)
+        if log is not None:
+            log.write(report)
         callbacks.on_eval(report)
 
     def _write_curves(self, callbacks: TrainerCallback) -> None:
@@ -156,11 +171,13 @@ class Trainer:
             sums = self._learn_from_rewards(batches)
         else:
             sums = self._learn_tokens(batches)
+        sums = sums.of_all(self.ranks)
         rate = learning_rate(self._step, recipe.steps, recipe.optimizer)
         norm = self._optimizer.step(rate)
         self._step += 1
         self._count_bad(norm)
-        num_tokens = self._num_encoded(examples, batches) + sum(batch.clean.numel() for batch in batches)
+        own_tokens = self._num_encoded(examples, batches) + sum(batch.clean.numel() for batch in batches)
+        num_tokens = sum(self.ranks.exchange(own_tokens))
         self._tokens += num_tokens
         seconds = time.monotonic() - started
         speed = self._speed.add(num_tokens, seconds)
@@ -188,11 +205,18 @@ class Trainer:
     def _learn_tokens(self, batches: list[TrainingBatch]) -> LossSums:
         """The gradients of both cross-entropies."""
         recipe, setup = self.recipe, self.setup
-        num_diffusion = sum(float(batch.weights.sum()) for batch in batches)
-        num_encoder = sum(float(batch.encoder_weights.sum()) for batch in batches)
+        counted = self.ranks.exchange(
+            (
+                sum(float(batch.weights.sum()) for batch in batches),
+                sum(float(batch.encoder_weights.sum()) for batch in batches),
+                [len(batch.guessed) for batch in batches],
+            )
+        )
+        num_diffusion, num_encoder = (sum(counts) for counts in list(zip(*counted, strict=True))[:2])
+        num_guesses = [max(counts) for counts in zip(*(passes for *_, passes in counted), strict=True)]
         sums = LossSums()
-        for batch in batches:
-            batch = batch.to(self.lm.device)
+        for batch, guesses in zip(batches, num_guesses, strict=True):
+            batch = batch.with_guesses(guesses).to(self.lm.device)
             if setup.teacher is not None and setup.sampler is not None:
                 batch = with_settled_targets(setup.teacher, batch, setup.sampler)
             losses = token_losses(self.lm.transformer, batch, sampler=setup.sampler)
@@ -201,7 +225,7 @@ class Trainer:
             if recipe.noise.encoder_weight:
                 encoder = (losses.encoder * batch.encoder_weights).sum() / num_encoder
                 loss = loss + recipe.noise.encoder_weight * encoder
-            loss.backward()
+            (loss * self.ranks.size).backward()  # several processes take the mean of their gradients
             self._weights.collect_gradients()
             sums.add(losses, batch)
         return sums
@@ -243,14 +267,18 @@ class Trainer:
         return sum(int(batch.starts.view(-1, each).amax(1).sum()) for batch in batches)
 
     def _batches(self) -> tuple[list[Any], list[TrainingBatch]]:
+        """The examples of this process, and its forwards."""
         recipe = self.recipe
-        first = self._step * recipe.batch
-        examples = self.setup.stream.take(first, recipe.batch)
-        size = recipe.micro_batch or recipe.batch
-        return examples, [
-            make_batch(examples[at : at + size], range(first + at, first + at + size), self.setup.canvases)
-            for at in range(0, recipe.batch, size)
-        ]
+        count = recipe.batch // self.ranks.size
+        first = self._step * recipe.batch + self.ranks.rank * count
+        examples = self.setup.stream.take(first, count)
+        size = min(recipe.micro_batch or count, count)
+        batches = []
+        for at in range(0, count, size):
+            part = examples[at : at + size]
+            numbers = range(first + at, first + at + len(part))
+            batches.append(make_batch(part, numbers, self.setup.canvases))
+        return examples, batches
 
     def _count_bad(self, norm: float) -> None:
         self._num_bad = 0 if math.isfinite(norm) else self._num_bad + 1
@@ -281,19 +309,33 @@ class Trainer:
             "num_records": self.setup.stream.num_records,
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
+            "processes": self.ranks.size,
             "recipe": self._plain,
         }
-        self.directory.save_state(self._step, facts, self._optimizer.tensors(), self.recipe.saving.keep)
+        tensors, keep = self._optimizer.tensors(), self.recipe.saving.keep
+        if self.ranks.size == 1:
+            self.directory.save_state(self._step, facts, tensors, keep)
+            return
+        from dgemma.training.sharded_state import write_sharded
+
+        write = partial(write_sharded, tensors=tensors, ranks=self.ranks)
+        self.directory.save_state_by(self._step, facts, write, keep, self.ranks)
 
     def _write_result(self) -> None:
-        target = self.directory.result[self.recipe.train]
+        lm, target = self.lm, self.directory.result[self.recipe.train]
+        if self.ranks.size > 1:
+            from dgemma.training.shards import gathered
+
+            lm = lm.with_transformer(gathered(lm.transformer, self.setup.trained, keep=self.ranks.leads))
+            if not self.ranks.leads:
+                return
         if self.recipe.train == "lora":
-            self.lm.save_adapter(target, overwrite=True)
+            lm.save_adapter(target, overwrite=True)
         elif self._step > self.start_step or not (target / "config.json").exists():
             # Also when a result exists: a run at a constant learning rate can be extended.
             new = target.with_name("model.new")
             shutil.rmtree(new, ignore_errors=True)
-            self.lm.save(new)
+            lm.save(new)
             shutil.rmtree(target, ignore_errors=True)
             new.rename(target)
             sync_directory(target.parent)
@@ -323,9 +365,13 @@ class Trainer:
                 "to go on, or another out to begin anew.",
                 field="data",
             )
-        for name, here in (("torch", torch.__version__), ("threads", torch.get_num_threads())):
-            if facts.get(name) != here:
-                self.notes.append(f"begun with {name} {facts.get(name)}, here {here}: bits may differ")
+        for name, before, here in (
+            ("torch", facts.get("torch"), torch.__version__),
+            ("threads", facts.get("threads"), torch.get_num_threads()),
+            ("processes", facts.get("processes", 1), self.ranks.size),
+        ):
+            if before != here:
+                self.notes.append(f"begun with {name} {before}, here {here}: bits may differ")
 
 
 class _Speed:

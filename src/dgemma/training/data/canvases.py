@@ -137,6 +137,11 @@ class TrainingBatch:
             return self.tokens.flatten()[self.packing.context_places[row, :start]].tolist()
         return self.tokens[row // (len(self.starts) // len(self.tokens)), :start].tolist()
 
+    def with_guesses(self, count: int) -> TrainingBatch:
+        """With passes of no rows, up to `count` of them: processes must run the same number."""
+        none = (self.starts[:0],) * (count - len(self.guessed))
+        return replace(self, guessed=(*self.guessed, *none))
+
     def to(self, device: torch.device) -> TrainingBatch:
         moved: TrainingBatch = _moved(self, device)
         return moved

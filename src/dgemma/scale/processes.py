@@ -1,7 +1,7 @@
-"""The processes of `--tensor-parallel N`: started, joined, and ended together.
+"""The processes of `--tensor-parallel N` and `--nproc N`: started, joined, and ended together.
 
 The command starts copies of itself, with the variables that torchrun sets; `torchrun` may start all of them.
-Rank 0 answers. The others load their part of the model, and take part in its steps until it ends.
+Rank 0 speaks to the user. The others load their part of the model, and take part in its steps until it ends.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ _STORE = "DGEMMA_RANK_STORE"
 
 
 @contextmanager
-def joined(size: int, device: str, arguments: list[str]) -> Iterator[DeviceMesh]:
-    """The mesh of `size` ranks. arguments: of the command, for the ranks that are started here."""
+def joined(size: int, device: str, arguments: list[str], *, option: str) -> Iterator[DeviceMesh]:
+    """The mesh of `size` ranks. arguments: of the command, for the ranks that are started here.
+
+    option: that gave the size.
+    """
     with ExitStack() as stack:
         if "WORLD_SIZE" not in os.environ:
             store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dgemma-"))) / "ranks"
@@ -40,7 +43,7 @@ def joined(size: int, device: str, arguments: list[str]) -> Iterator[DeviceMesh]
             stack.enter_context(_started(size, store, arguments))
         elif (started := os.environ["WORLD_SIZE"]) != str(size):
             raise InputError.about(
-                "tensor_parallel", f"is {size}, but {started} processes were started. Give the same number."
+                option, f"is {size}, but {started} processes were started. Give the same number."
             )
         kind = _device_type(device)
         if kind == "cuda":

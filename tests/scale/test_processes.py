@@ -5,7 +5,6 @@ The file runs itself as the processes of `dgemma.load(mesh=...)`.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
@@ -20,14 +19,14 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
-import torch
 from torch import distributed
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 import dgemma
 from dgemma.checkpoint.presets import PRESETS, layers
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.cli.main import main
+from rank_processes import run_processes, run_rank
 from server.real_server import RealServer, serving, write_adapters
 from sizes import IS_FULL
 
@@ -42,12 +41,6 @@ CONFIG = replace(
 )
 PROMPTS = ["The sea is", "A", "Once upon a time there was a small house"]
 OPTIONS: dict[str, Any] = {"seed": 5, "max_tokens": 24, "max_denoising_steps": 3}
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    # Without it gloo asks what the machine's name means, which not every container knows.
-    "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-    "PYTHONPATH": str(Path(__file__).parents[1]),
-}
 
 
 @pytest.fixture(scope="module")
@@ -73,43 +66,21 @@ def texts_of(lm: dgemma.LanguageModel) -> list[str]:
     return [*canvas, causal, pinned, lm.fingerprint()]
 
 
-def run_rank(rank: int, size: int, store: str, checkpoint: str, adapter: str) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    lm = dgemma.load(checkpoint, dtype="float32", mesh=init_device_mesh("cpu", (size,)))
-    found = {
+def rank(mesh: DeviceMesh, checkpoint: str, adapter: str) -> dict[str, Any]:
+    lm = dgemma.load(checkpoint, dtype="float32", mesh=mesh)
+    return {
         "texts": texts_of(lm),
         "adapted": texts_of(lm.with_adapter(adapter)),
         "drawn": lm.generate(PROMPTS[0], max_tokens=8, max_denoising_steps=1).text,  # each rank draws a seed
         "parameters": sum(weight.numel() for weight in lm.transformer.parameters()),
     }
-    distributed.destroy_process_group()
-    return found
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_that_run_one_program_have_the_texts_of_one_process(
     checkpoint: Path, adapter: Path, tmp_path: Path, size: int
 ) -> None:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", __file__]
-            + [str(each) for each in (rank, size, tmp_path / "store", checkpoint, adapter)],
-            env={**os.environ, **ENVIRONMENT},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        ended = [process.communicate(timeout=600) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, ended, strict=True):
-        assert process.returncode == 0, errors[-3000:]
-    first, *others = (json.loads(said) for said, _ in ended)
+    first, *others = run_processes(__file__, size, tmp_path, checkpoint, adapter)
     assert all(other["drawn"] == first["drawn"] for other in others)
     lm = dgemma.load(checkpoint, dtype="float32")
     whole = {"texts": texts_of(lm), "adapted": texts_of(lm.with_adapter(adapter))}
@@ -227,4 +198,4 @@ def outcome(server: RealServer, prompt: str, max_tokens: int) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run_rank(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6])))
+    run_rank(rank)
