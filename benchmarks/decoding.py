@@ -23,7 +23,8 @@ from benchmarks.held_out_text import passages
 from benchmarks.lossless import form_prompts
 from dgemma.evaluation.likelihood import TokenPair, log_likelihoods
 from dgemma.events import Answer
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 
 WAYS: dict[str, dict[str, Any]] = {
     "causal": {"decode": "causal"},

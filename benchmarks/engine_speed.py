@@ -29,7 +29,8 @@ from dgemma.bench.cost_model import ROWS, measure_rates, roofline_s, step_s
 from dgemma.bench.timing import alternate, ratios, spread
 from dgemma.checkpoint.presets import PRESETS, layers
 from dgemma.checkpoint.random_weights import write_random
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 from dgemma.model.config import ModelConfig
 
 CONCURRENCY = (1, 2, 4, 8, 16)

@@ -19,7 +19,8 @@ from typing import Any
 from benchmarks import record
 from dgemma.evaluation.intervals import wilson
 from dgemma.forms.record_types import any_schema, grounded, record_schema
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 from recipes.forms.messages import SPLITS, Message, Split, make_message
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import record
 from dgemma.bench.cost_model import ROWS, measure_rates, step_s
-from dgemma.language_model import load
+from dgemma.loading import load
 
 PROMPT = list(range(10, 42))
 

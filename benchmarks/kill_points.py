@@ -36,7 +36,7 @@ from dgemma.checkpoint.random_weights import write_random
 from dgemma.checkpoint.source import open_checkpoint
 from dgemma.cli.main import main as run_command
 from dgemma.errors import DgemmaError
-from dgemma.language_model import load
+from dgemma.loading import load
 from dgemma.model.lora import LoraSettings
 from dgemma.training import trainer
 from dgemma.training.report import read_log

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks import record
 from dgemma.bench.model_bench import BenchPlan, ModelBench, verdict
-from dgemma.language_model import load
+from dgemma.loading import load
 
 
 def main() -> None:

@@ -20,7 +20,8 @@ from benchmarks import record
 from dgemma.engine.local import LocalEngine
 from dgemma.engine.request import EngineRequest
 from dgemma.events import Answer, Finish
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 from dgemma.params import GenerationParams
 from dgemma.sudoku.puzzles import held_out
 from dgemma.sudoku.tokens import to_text

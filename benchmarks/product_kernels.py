@@ -21,7 +21,7 @@ from dgemma.bench.timing import spread
 from dgemma.checkpoint.quantized.quantization_config import quantization_config_for
 from dgemma.checkpoint.quantized.writer import from_checkpoint, write_quantized
 from dgemma.checkpoint.source import open_checkpoint
-from dgemma.language_model import load
+from dgemma.loading import load
 from dgemma.model import linear, quantized_linear
 
 

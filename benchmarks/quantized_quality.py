@@ -27,7 +27,8 @@ from dgemma.evaluation.quantized_report import compare, prompts_for
 from dgemma.evaluation.runner import Evaluation
 from dgemma.evaluation.task import EvaluationPlan
 from dgemma.evaluation.tasks.sudoku import SudokuTask
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 from dgemma.sudoku.puzzles import BANDS
 from recipes.english.scenes import make_scene
 

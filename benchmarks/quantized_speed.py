@@ -21,7 +21,8 @@ from dgemma.bench.timing import spread
 from dgemma.checkpoint.quantized.quantization_config import quantization_config_for
 from dgemma.checkpoint.quantized.writer import from_checkpoint, write_quantized
 from dgemma.checkpoint.source import open_checkpoint
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 
 LENGTH = 32  # of the prompt
 

@@ -18,7 +18,8 @@ import torch
 from benchmarks import record
 from dgemma.evaluation.runner import evaluate
 from dgemma.evaluation.tasks.sudoku import SudokuTask
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 from dgemma.params import PRESETS
 from recipes.english.prose import sentences
 from recipes.english.scenes import make_scene

@@ -20,7 +20,8 @@ from benchmarks import record
 from dgemma.evaluation.report import EvaluationReport, scores_of
 from dgemma.evaluation.runner import evaluate
 from dgemma.evaluation.tasks.sudoku import SudokuTask
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 from dgemma.sudoku.puzzles import BANDS
 from dgemma.sudoku.tokens import ANSWER_LEN
 from recipes.sudoku.make_model import make_model

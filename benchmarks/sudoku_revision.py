@@ -20,7 +20,8 @@ from torch import Tensor
 from benchmarks import record
 from dgemma.engine.model_runner import scan_rows
 from dgemma.evaluation.results import seed_of
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 from dgemma.params import GenerationParams
 from dgemma.sampling.rng import NoiseStream, noise_key, random_tokens
 from dgemma.sampling.sampler import Sampler, make_sampler, open_canvas, step

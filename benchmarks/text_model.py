@@ -28,7 +28,8 @@ from benchmarks import record
 from benchmarks.held_out_text import REMEDY
 from benchmarks.kneser_ney import KneserNey
 from dgemma.evaluation.likelihood import TokenPair, log_likelihoods
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 from dgemma.params import PRESETS
 from dgemma.training.data.canvases import CanvasSettings
 from dgemma.training.data.records import TrainingExample

@@ -15,7 +15,8 @@ from typing import Any
 from benchmarks import record
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 from dgemma.trace.trace_writer import trace_bytes
 
 TOKENS, STEPS = 512, 16

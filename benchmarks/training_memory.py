@@ -27,7 +27,8 @@ from dgemma.checkpoint.presets import PRESETS, layers
 from dgemma.checkpoint.quantized.quantization_config import quantization_config_for
 from dgemma.checkpoint.quantized.writer import from_random, write_quantized
 from dgemma.checkpoint.random_weights import tokenizer_files
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 from dgemma.model.attention import Rope
 from dgemma.model.config import ModelConfig
 from dgemma.model.transformer import Transformer

@@ -9,7 +9,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from dgemma.language_model import load
+from dgemma.loading import load
 
 MODELS = Path("src/dgemma/data/models")
 

@@ -37,17 +37,20 @@ PACKAGES: dict[str, set[str]] = {
         "errors", "params", "events", "machine", "model", "sampling", "text", "structured_output",
         "checkpoint", "engine", "tasks", "forms", "trace",
     },
+    "loading": {"model", "checkpoint", "engine", "language_model"},
     "training": {
         "errors", "params", "events", "durable_files", "machine", "model", "sampling", "text", "checkpoint",
-        "language_model",
+        "language_model", "loading",
     },
-    "evaluation": {"errors", "params", "events", "durable_files", "text", "language_model", "sudoku"},
-    "bench": {"errors", "events", "model", "checkpoint", "sampling", "language_model"},
+    "evaluation": {
+        "errors", "params", "events", "durable_files", "text", "language_model", "loading", "sudoku",
+    },
+    "bench": {"errors", "events", "model", "checkpoint", "sampling", "language_model", "loading"},
     "scale": {"errors", "machine"},
-    "selfcheck": {"checkpoint", "language_model", "machine", "model"},
+    "selfcheck": {"checkpoint", "language_model", "loading", "machine", "model"},
     "conform": {
-        "errors", "params", "events", "model", "sampling", "checkpoint", "trace", "language_model", "bench",
-        "selfcheck",
+        "errors", "params", "events", "model", "sampling", "checkpoint", "trace", "language_model", "loading",
+        "bench", "selfcheck",
     },
     "server": {
         "errors", "params", "events", "durable_files", "worker_process", "text", "structured_output",
@@ -62,6 +65,7 @@ PACKAGES: dict[str, set[str]] = {
     },
     "__init__": {
         "errors", "params", "events", "model", "sampling", "tasks", "forms", "trace", "language_model",
+        "loading",
     },
 }  # fmt: skip
 TORCH_FREE_PACKAGES = ("text", "sudoku", "forms", "server", "tasks", "structured_output", "trace")

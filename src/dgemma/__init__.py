@@ -22,7 +22,8 @@ from dgemma.params import GenerationParams
 
 if TYPE_CHECKING:
     from dgemma.forms.extraction import Extraction
-    from dgemma.language_model import LanguageModel, load
+    from dgemma.language_model import LanguageModel
+    from dgemma.loading import load
     from dgemma.model.kv_cache import KVCache
     from dgemma.model.lora import LoraSettings
     from dgemma.sampling.sampler import Sampler
@@ -78,7 +79,7 @@ _LAZY = {
     "Question": "dgemma.tasks.decide",
     "Sampler": "dgemma.sampling.sampler",
     "Trace": "dgemma.trace.trace",
-    "load": "dgemma.language_model",
+    "load": "dgemma.loading",
 }
 
 

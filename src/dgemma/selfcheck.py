@@ -14,7 +14,8 @@ from torch import Tensor
 
 from dgemma.checkpoint.device import check_device
 from dgemma.checkpoint.safetensors_file import read_entries, read_into
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 from dgemma.machine import inspect_machine, package_versions, torch_facts
 from dgemma.model.kernels.quantized_matmul import fake_quantize_activations
 from dgemma.model.quantized_linear import QuantizedExpertLinear

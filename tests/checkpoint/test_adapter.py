@@ -295,7 +295,7 @@ def test_a_wrong_adapter_is_refused_before_the_base_is_read(
     tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_random(tmp_path / "base", PRESETS["tiny"].config)
-    monkeypatch.setattr("dgemma.language_model.load_transformer", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr("dgemma.loading.load_transformer", lambda *args, **options: 1 / 0)
     with pytest.raises(dgemma.CheckpointError, match="requires"):
         dgemma.load(tmp_path / "base", adapter=saved)
     with pytest.raises(dgemma.CheckpointError, match="; give the directory of an adapter"):

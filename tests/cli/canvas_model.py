@@ -79,7 +79,7 @@ def _evenly(text: str, question: Question) -> tuple[float, ...]:
 
 @cache
 def _loaded(path: str) -> Any:
-    from dgemma.language_model import load  # brings torch, which most tests do without
+    from dgemma.loading import load  # brings torch, which most tests do without
 
     return load(path)
 

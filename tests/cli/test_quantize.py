@@ -10,7 +10,7 @@ import pytest
 
 from dgemma.cli.main import main
 from dgemma.evaluation import quantized_report
-from dgemma.language_model import load
+from dgemma.loading import load
 from dgemma.machine import MemoryFacts
 
 

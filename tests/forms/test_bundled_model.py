@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dgemma.language_model import load
+from dgemma.loading import load
 from recipes.forms.messages import make_message
 
 COUNT = 12

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
-from dgemma.language_model import load
+from dgemma.loading import load
 from dgemma.model.execution import Execution
 from dgemma.model.lora import LoraSettings, attach
 from dgemma.model.transformer import Transformer

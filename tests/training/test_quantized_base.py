@@ -15,7 +15,8 @@ from dgemma.checkpoint.quantized.quantization_config import NAMES, quantization_
 from dgemma.checkpoint.quantized.writer import from_random, write_quantized
 from dgemma.checkpoint.random_weights import tokenizer_files
 from dgemma.errors import InputError
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 from dgemma.model.quantized_linear import QuantizedWeight
 from dgemma.model.transformer import Transformer
 from dgemma.training.recipe import DataRecipe, OptimizerRecipe, Recipe

@@ -10,7 +10,7 @@ from dgemma.conform.case import make_case
 from dgemma.conform.compare import Conformance, compare
 from dgemma.conform.geometries import GEOMETRIES, Geometry, write_geometry
 from dgemma.conform.runtimes import Runtime
-from dgemma.language_model import load
+from dgemma.loading import load
 from dgemma.selfcheck import read_tensors
 
 

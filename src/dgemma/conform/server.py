@@ -26,7 +26,8 @@ from dgemma.conform.case import SEED, context_lengths
 from dgemma.conform.compare import Conformance, compare
 from dgemma.conform.runtimes import OtherRuntimeError
 from dgemma.events import Answer
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 
 NUM_LISTED = 5  # the most that OpenAI's completions list
 OTHER_SEEDS = (SEED + 1, SEED + 2, SEED + 3)

@@ -11,7 +11,8 @@ from dgemma.errors import InputError
 from dgemma.evaluation.likelihood import TokenPair, log_likelihoods
 from dgemma.evaluation.lm_eval_adapter import import_lm_eval
 from dgemma.evaluation.results import seed_of
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 from dgemma.params import GenerationParams
 
 _BASE: Any = import_lm_eval("lm_eval.api.model").LM

@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dgemma.checkpoint.device import check_device
 from dgemma.errors import CheckpointError, InputError
-from dgemma.language_model import LanguageModel, load
+from dgemma.language_model import LanguageModel
+from dgemma.loading import load
 from dgemma.machine import has_fast_bf16
 from dgemma.model.config import ModelConfig
 from dgemma.model.execution import Execution, default_execution

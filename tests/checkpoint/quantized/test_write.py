@@ -26,7 +26,7 @@ from dgemma.checkpoint.random_weights import write_random
 from dgemma.checkpoint.save import JOURNAL
 from dgemma.checkpoint.source import open_checkpoint
 from dgemma.errors import CheckpointError, InputError
-from dgemma.language_model import load
+from dgemma.loading import load
 from dgemma.model.quantized_linear import QuantizedWeight
 from dgemma.model.quantized_tensor import FLOAT4_NUMBERS
 
