@@ -72,7 +72,7 @@ def refine(
         running = ~state.settled[:, None]
         left = (sampler.num_steps - state.steps).to(torch.int32)
         hidden = lm.denoise(state.canvas, cache, soft)
-        reading = scan_rows(lm, hidden, sampler.schedule(left, sampler.num_steps), place, params)
+        reading = scan_rows(lm.transformer, hidden, sampler.schedule(left, sampler.num_steps), place, params)
         # Frozen cells are judged with the others, or their share of the bound would go to unsure ones.
         accepted = sampler.accept(sampler.score(reading), everywhere) & free & running
         noise = random_tokens(place, NoiseStream.RENOISE, lm.config.canvas_len, words)
