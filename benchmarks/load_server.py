@@ -42,10 +42,10 @@ def poisoned_seed(point: str, after_steps: int, number: int) -> int:
 class Served:
     """A running server."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes], within_s: float) -> None:
         self.process = process
         self._log = Path(log.name)
-        self.port = self._wait()
+        self.port = self._wait(within_s)
 
     def entries(self) -> list[dict[str, Any]]:
         """Its log, as far as lines are whole. Those that are no JSON are somebody else's."""
@@ -82,8 +82,8 @@ class Served:
             await asyncio.sleep(0.05)
         return used
 
-    def _wait(self) -> int:
-        ends_at = time.monotonic() + _STARTS_WITHIN_S
+    def _wait(self, within_s: float) -> int:
+        ends_at = time.monotonic() + within_s
         while time.monotonic() < ends_at and self.process.poll() is None:
             for entry in self.entries():
                 if entry.get("event") == "listening":
@@ -100,6 +100,8 @@ def served(
     poisoned: bool = False,
     key: str = "",
     exact: bool = True,
+    starts_within_s: float = _STARTS_WITHIN_S,
+    ends_within_s: float = 5.0,
 ) -> Iterator[Served]:
     """A server of the bundled text model, until the block is left, in whatever way."""
     module = ["benchmarks.load_server"] if poisoned else ["dgemma.cli.main", "serve", BUNDLED]
@@ -118,11 +120,11 @@ def served(
             cwd=Path(__file__).parents[1],
         )
         try:
-            server = Served(process, log)
+            server = Served(process, log, starts_within_s)
             yield server
         finally:
             if process.poll() is None:
-                end(process)
+                end(process, ends_within_s)
 
 
 KEYS = {"good": "good-key", "bad": "bad-key"}
@@ -142,12 +144,12 @@ def two_keys(flags: Sequence[str], *, threads: int | None = None) -> Iterator[Se
             yield server
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes], within_s: float = 5.0) -> None:
     """A signal to drain, a second to end at once, and one that nobody ignores."""
     for signal in (process.terminate, process.terminate, process.kill):
         signal()
         try:
-            process.wait(5)
+            process.wait(within_s)
             return
         except subprocess.TimeoutExpired:
             continue
@@ -158,10 +160,10 @@ def serve_poisoned() -> None:
     import torch
 
     from dgemma.cli import serve as command
-    from dgemma.cli.server_options import LOAD_FLAGS, SERVER_FLAGS, LoadOptions, open_service, read_flags
+    from dgemma.cli.server_options import LOAD_FLAGS, SERVER_FLAGS, open_service, read_flags
     from dgemma.engine.async_engine import AsyncEngine
     from dgemma.server.http.log import LOGGER, configure_log
-    from dgemma.server.http.settings import Settings
+    from dgemma.server.http.settings import LoadOptions, Settings
     from dgemma.server.run import listen, serve
 
     parser = argparse.ArgumentParser()

@@ -46,7 +46,7 @@ PACKAGES: dict[str, set[str]] = {
         "errors", "params", "events", "durable_files", "text", "language_model", "loading", "sudoku",
     },
     "bench": {"errors", "events", "model", "checkpoint", "sampling", "language_model", "loading"},
-    "scale": {"errors", "machine"},
+    "scale": {"errors", "machine", "events", "engine"},
     "selfcheck": {"checkpoint", "language_model", "loading", "machine", "model"},
     "conform": {
         "errors", "params", "events", "model", "sampling", "checkpoint", "trace", "language_model", "loading",
@@ -57,7 +57,12 @@ PACKAGES: dict[str, set[str]] = {
         "engine", "tasks", "trace",
         "__init__",
     },
+    "service": {"engine", "language_model", "server"},
+    "ray": {
+        "errors", "machine", "checkpoint", "engine", "loading", "scale", "server", "service",
+    },
     "cli": {
+        "service", "ray",
         "errors", "params", "events", "durable_files", "machine", "kernels", "model", "structured_output",
         "checkpoint", "engine", "tasks",
         "selfcheck", "training", "evaluation", "bench", "scale", "sudoku", "forms", "trace", "conform",
@@ -72,7 +77,7 @@ TORCH_FREE_PACKAGES = ("text", "sudoku", "forms", "server", "tasks", "structured
 TORCH_FREE = [
     "errors.py", "params.py", "events.py", "durable_files.py", "worker_process.py", "machine.py",
     "model/config.py", "model/model_part.py", "checkpoint/division.py",
-    "checkpoint/hub.py", "checkpoint/hub_cache.py",
+    "scale/replicated_engine.py", "scale/prefix_routes.py", "checkpoint/hub.py", "checkpoint/hub_cache.py",
     "checkpoint/names.py", "checkpoint/presets.py", "checkpoint/parameter_count.py", "checkpoint/source.py",
     "checkpoint/safetensors_file.py", "checkpoint/adapter_source.py", "checkpoint/adapter_config.py",
     "training/report.py", "training/callbacks.py", "training/curves.py", "training/data/stream.py",

@@ -5,11 +5,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
 
 class DgemmaError(Exception):
     """Base of all errors dgemma raises on purpose; the command line prints it without a traceback."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, self.__dict__)  # also where __init__ takes keywords
+
+
+def _restored(kind: type[DgemmaError], args: tuple[Any, ...], entries: dict[str, Any]) -> DgemmaError:
+    """An error that came from another process."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(entries)
+    return error
 
 
 class ConfigError(DgemmaError, ValueError):

@@ -26,7 +26,6 @@ from dgemma.cli.server_options import (
     LOAD_FLAGS,
     SERVER_FLAGS,
     Flag,
-    LoadOptions,
     add_flags,
     read_flags,
     served_name,
@@ -35,7 +34,7 @@ from dgemma.cli.views import progress
 from dgemma.errors import InputError
 from dgemma.server import run as server_run
 from dgemma.server.http.log import LOGGER
-from dgemma.server.http.settings import Adapter, Settings
+from dgemma.server.http.settings import Adapter, LoadOptions, Settings
 from server.served import error_of
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,8 @@ import dgemma
 from dgemma import Draft, LanguageModel
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
-from dgemma.engine.local import BLOCK_SIZE, MAX_NUM_SEQS
+from dgemma.engine.local import MAX_NUM_SEQS
+from dgemma.engine.prefix_cache import BLOCK_SIZE
 from dgemma.sampling.sampler import Sampler
 
 OPTIONS: dict[str, Any] = {"max_denoising_steps": 3, "seed": 3, "ignore_end": True}

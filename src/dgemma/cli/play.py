@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from dgemma.cli.options import thread_count
 from dgemma.cli.playground_facts import bundled_facts, playground_facts
-from dgemma.cli.server_options import LoadOptions, open_service, require_server_packages, served_name
-from dgemma.server.http.settings import Settings
+from dgemma.cli.server_options import open_service, require_server_packages, served_name
+from dgemma.server.http.settings import LoadOptions, Settings
 
 if TYPE_CHECKING:
     from dgemma.server.http.middleware import RequestMiddleware

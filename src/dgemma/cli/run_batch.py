@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from dgemma.cli.server_options import (
     BATCH_FLAGS,
     LOAD_FLAGS,
-    LoadOptions,
     add_flags,
     check_fit,
     open_service,
@@ -27,7 +26,7 @@ from dgemma.cli.server_options import (
     served_name,
 )
 from dgemma.cli.views.progress import FirstFailures, count_progress
-from dgemma.server.http.settings import Settings
+from dgemma.server.http.settings import LoadOptions, Settings
 
 if TYPE_CHECKING:
     from dgemma.server.batch.protocol import BatchRequests, BatchResult, BatchResults

@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack
+from socket import socket
 
 from dgemma.cli.options import is_helper, joined_ranks
 from dgemma.cli.playground_facts import playground_facts
 from dgemma.cli.server_options import (
     LOAD_FLAGS,
     SERVER_FLAGS,
-    LoadOptions,
     add_flags,
     check_fit,
     open_service,
@@ -24,7 +24,8 @@ from dgemma.cli.server_options import (
     require_server_packages,
     served_name,
 )
-from dgemma.server.http.settings import Settings
+from dgemma.errors import InputError
+from dgemma.server.http.settings import LoadOptions, Settings
 
 EXAMPLES = (
     "examples:\n"
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
         listener = None if helps else stack.enter_context(listen(settings.host, settings.port))
         check_fit(args.model, settings)
         configure_log(sys.stderr, settings.log_format)
+        if settings.replicas > 1:
+            return _serve_replicas(args.model, options, settings, listener)
         ranks = stack.enter_context(
             joined_ranks(args.model, settings.tensor_parallel, options.device, args.arguments)
         )
@@ -67,4 +70,29 @@ def run(args: argparse.Namespace) -> int:
         facts = playground_facts(args.model, settings, engine.model, text) if settings.playground else None
         serve(settings, engine, text, listener, facts)
     exit_without_threads(0)
+    return 0
+
+
+def _serve_replicas(model: str, options: LoadOptions, settings: Settings, listener: socket | None) -> int:
+    """The server in this process, its engines in others."""
+    from dgemma.checkpoint.hub import resolve
+    from dgemma.server.http.log import LOGGER
+    from dgemma.server.run import serve
+    from dgemma.server.text import CheckpointText
+
+    if settings.tensor_parallel > 1:
+        raise InputError.about(
+            "tensor_parallel",
+            f"is {settings.tensor_parallel} with {settings.replicas} replicas; give one of them.",
+        )
+    try:
+        from dgemma.ray import local_replicas
+    except ImportError:
+        raise InputError("replicas need Ray Serve; run: pip install 'dgemma[ray]'") from None
+    path = resolve(model)  # on this machine once, before all replicas read it
+    LOGGER.info("starting Ray and %d replicas, which takes a minute", settings.replicas)
+    with local_replicas(str(path), options, settings) as engine:
+        text = CheckpointText.of_files(path, engine.model)
+        facts = playground_facts(model, settings, engine.model, text) if settings.playground else None
+        serve(settings, engine, text, listener, facts)
     return 0

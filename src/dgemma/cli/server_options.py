@@ -17,24 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dgemma.cli.options import load_with_progress, thread_count
 from dgemma.cli.views.progress import print_line
 from dgemma.errors import InputError, suggestion
-from dgemma.server.http.settings import LOG_FORMATS, Adapter, Settings, is_usable_name
+from dgemma.server.http.settings import LOG_FORMATS, Adapter, LoadOptions, Settings, is_usable_name
 from dgemma.tasks.calibration import Calibration
 
 if TYPE_CHECKING:
     from dgemma.engine.async_engine import AsyncEngine
     from dgemma.server.text import CheckpointText
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions:
-    """How the model is loaded."""
-
-    dtype: str = "auto"
-    device: str = "auto"
-    threads: int | None = None
-    exact: bool = False
-    compile: bool = False
-    reuse_prefixes: bool = True
 
 
 def require_server_packages() -> None:
@@ -84,8 +72,7 @@ def open_service(
     log: Callable[[str], None] = print_line,
     **load_options: Any,
 ) -> tuple[AsyncEngine, CheckpointText]:
-    from dgemma.engine.open import open_engine
-    from dgemma.server.text import CheckpointText
+    from dgemma.service import open_engine_of, text_of
 
     lm = load_with_progress(
         model,
@@ -97,23 +84,8 @@ def open_service(
         compile=options.compile,
         **load_options,
     )
-    engine = open_engine(
-        lm,
-        adapters={adapter.name: adapter.path for adapter in settings.adapters},
-        max_num_seqs=settings.max_num_seqs,
-        chunk_size=settings.prefill_chunk,
-        max_model_len=settings.max_model_len,
-        memory_fraction=settings.memory_fraction,
-        canvas_len=settings.canvas_length,
-        queue_len=queue_len,
-        max_tenant_waiting=max(1, queue_len // 2),
-        step_timeout_s=settings.step_timeout_s,
-        reuse_prefixes=options.reuse_prefixes,
-    )
-    # A text that cannot fit is refused before it is encoded, on every endpoint.
-    tokenizer = lm.tokenizer.limited(engine.model.max_positions)
-    template = lm.chat_template.with_tokenizer(tokenizer) if lm.has_chat_template else None
-    return engine, CheckpointText(tokenizer, template)
+    engine = open_engine_of(lm, options, settings, queue_len=queue_len)
+    return engine, text_of(lm, engine.model)
 
 
 Kind = TypeVar("Kind", Settings, LoadOptions)
@@ -179,6 +151,8 @@ SERVER_FLAGS = (
          unset="the checkpoint's", in_batch=True),
     Flag("--max-num-seqs", "max_num_seqs", int, "N", "answers written at once", in_batch=True),
     Flag("--prefill-chunk", "prefill_chunk", int, "N", "prompt tokens read in one go", in_batch=True),
+    Flag("--replicas", "replicas", int, "N",
+         "engines, each with the whole model, behind one server, by Ray Serve (dgemma[ray])"),
     Flag("--tensor-parallel", "tensor_parallel", int, "N",
          "processes that compute the model together, each with a part of its weights"),
     Flag("--queue-len", "queue_len", int, "N", "requests that may wait"),

@@ -192,7 +192,7 @@ class Engine:
             request_id=request_id,
             tokens=request.prompt,
             max_len=validated.max_len,
-            root=repr((request.adapter, request.cache_salt)).encode(),
+            root=request.cache_root,
             reusable=None if request.score_from is None else request.score_from - 1,
             turns=(*ends[:_FIRST_TURNS], *ends[-_LAST_TURNS:]),
             priority=request.priority,

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from dgemma.engine.kv_cache_manager import KVCacheManager
+from dgemma.engine.prefix_cache import BLOCK_SIZE
 from dgemma.engine.rank_engine import RankEngine, make_engine
 from dgemma.engine.request import EngineRequest, ValidatedRequest
 from dgemma.engine.scheduler import SchedulerConfig
@@ -15,7 +16,6 @@ from dgemma.events import Event, Finish
 from dgemma.model.transformer import Transformer
 from dgemma.text.tokenizer import Tokenizer
 
-BLOCK_SIZE = 32
 MAX_NUM_SEQS = 64
 CHUNK_SIZE = 1024
 

@@ -11,6 +11,7 @@ import torch
 from dgemma.engine.async_engine import AsyncEngine
 from dgemma.engine.engine import Engine
 from dgemma.engine.kv_cache_manager import KVCacheManager, plan_capacity
+from dgemma.engine.prefix_cache import BLOCK_SIZE
 from dgemma.engine.rank_engine import make_engine
 from dgemma.engine.scheduler import SchedulerConfig
 from dgemma.engine.service import ServedModel
@@ -19,8 +20,6 @@ from dgemma.machine import memory_facts
 from dgemma.model.transformer import Transformer
 from dgemma.params import GenerationParams
 from dgemma.text.tokenizer import Tokenizer
-
-BLOCK_SIZE = 32
 
 
 class Model(Protocol):

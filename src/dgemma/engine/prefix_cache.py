@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from dgemma.engine.block_pool import BlockPool
 
+BLOCK_SIZE = 32  # tokens
 BlockHash = bytes
 """Hash of all tokens up to the end of a block: equal hashes, equal contents."""
 

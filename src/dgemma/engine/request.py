@@ -123,6 +123,11 @@ class EngineRequest:
     max_tenant_seqs: int | None = None  # sequences of the tenant that may run at once; None: no limit
     cache_salt: str = ""  # prefixes are reused only by requests of the same salt
 
+    @property
+    def cache_root(self) -> bytes:
+        """What cached prefixes depend on besides their tokens: prefixes are reused under the same one."""
+        return repr((self.adapter, self.cache_salt)).encode()
+
 
 @dataclass(frozen=True, kw_only=True)
 class ValidatedRequest:

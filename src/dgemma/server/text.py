@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from dgemma.engine.service import ServedModel
-from dgemma.errors import InputError
+from dgemma.errors import CheckpointError, InputError
 from dgemma.params import GenerationParams
 from dgemma.structured_output.compiler import GrammarCompiler
 from dgemma.tasks.context import TaskContext
@@ -74,6 +76,20 @@ class CheckpointText:
         self._tokenizer = tokenizer
         self._template = template
         self._token_texts = TokenTexts(tokenizer)  # of the whole vocabulary, made at its first use
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, template: ChatTemplate | None, served: ServedModel) -> CheckpointText:
+        # A text that cannot fit is refused before it is encoded, on every endpoint.
+        limited = tokenizer.limited(served.max_positions)
+        return cls(limited, None if template is None else template.with_tokenizer(limited))
+
+    @classmethod
+    def of_files(cls, path: Path, served: ServedModel) -> CheckpointText:
+        """Of a checkpoint whose weights are elsewhere."""
+        tokenizer, template = Tokenizer.from_directory(path), None
+        with suppress(CheckpointError):
+            template = ChatTemplate.from_directory(path, tokenizer)
+        return cls.of(tokenizer, template, served)
 
     @property
     def has_chat_template(self) -> bool:

@@ -38,6 +38,18 @@ class Adapter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How the model is loaded."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    exact: bool = False
+    compile: bool = False
+    reuse_prefixes: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """Settings of one server. `docs/server.md` has the flag and the environment variable of each."""
 
@@ -72,6 +84,8 @@ class Settings:
     """None: the checkpoint's."""
     max_num_seqs: int = 16
     """Answers being written at once."""
+    replicas: int = 1
+    """Engines, each with the whole model."""
     tensor_parallel: int = 1
     """Processes that compute the model together."""
     prefill_chunk: int = 1024
@@ -180,6 +194,7 @@ def _shown(limit: float) -> str:
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("port", 0, 65535), ("max_model_len", 1, 1 << 31), ("memory_fraction", 0.01, 1),
     ("canvas_length", 1, 1 << 16), ("max_num_seqs", 1, 1 << 16), ("tensor_parallel", 1, 64),
+    ("replicas", 1, 4096),
     ("prefill_chunk", 64, 1 << 20),  # the engine prefills whole blocks
     ("queue_len", 0, 1 << 20), ("max_body_bytes", 1, 1 << 30), ("max_prompt_tokens", 1, 1 << 31),
     ("max_choices", 1, 1024), ("max_concurrent_requests", 1, 1 << 20), ("request_timeout_s", 0.01, 86_400),

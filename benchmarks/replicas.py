@@ -1,0 +1,168 @@
+"""Replicas on Ray Serve: the texts of one process, what a killed one costs, and the way through Ray.
+
+    python -m benchmarks.replicas                    (needs dgemma[ray]; 6 minutes alone on two cores)
+
+The plain server and the one of two replicas answer the same requests over a socket. Then one replica after
+another is killed (SIGKILL) while requests run, streams among them. Last, conversations of several turns, and
+how much of their prompts was found in a prefix cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import psutil
+
+from benchmarks import record
+from benchmarks.load_server import MODEL, Served, served
+from recipes.english.scenes import make_scene
+
+REPLICAS = 2
+REQUESTS = 40
+TOKENS = 32  # one canvas
+_TIMEOUT_S = 300.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--conversations", type=int, default=50)
+    parser.add_argument("--suffix", default="", help="of the result file's name")
+    args = parser.parse_args()
+    findings: dict[str, Any] = {"model": MODEL, "replicas": REPLICAS}
+    with served(threads=1) as plain:
+        expected = [answer(plain, number) for number in range(REQUESTS)]
+        findings["plain_s"] = latencies(plain)
+    began = time.perf_counter()
+    flags = ("--replicas", str(REPLICAS))
+    with served(flags, threads=1, starts_within_s=300, ends_within_s=60) as server:
+        findings["start_s"] = round(time.perf_counter() - began, 1)
+        findings["ray_mb"] = round(sum(p.memory_info().rss for p in processes(server)) / 1e6)
+        found = [answer(server, number) for number in range(REQUESTS)]
+        findings["requests"] = REQUESTS
+        findings["other_texts_than_the_plain_server"] = sum(
+            one != other for one, other in zip(found, expected, strict=True)
+        )
+        findings["replicas_s"] = latencies(server)
+        findings["kills"] = kill_replicas(server, expected, args.kills)
+        findings["prefix_hit_share"] = converse(server, args.conversations)
+    record.write("replicas", findings, args.suffix)
+
+
+def body_of(number: int) -> dict[str, Any]:
+    words = make_scene(number, seed=7).text.split()
+    return {"model": MODEL, "prompt": " ".join(words[:6]), "max_tokens": TOKENS, "seed": number}
+
+
+def answer(server: Served, number: int) -> str:
+    response = httpx2.post(f"{address(server)}/v1/completions", json=body_of(number), timeout=_TIMEOUT_S)
+    text: str = response.raise_for_status().json()["choices"][0]["text"]
+    return text
+
+
+def streamed(server: Served, number: int) -> str:
+    text = ""
+    body = body_of(number) | {"stream": True}
+    with httpx2.stream(
+        "POST", f"{address(server)}/v1/completions", json=body, timeout=_TIMEOUT_S
+    ) as response:
+        for line in response.raise_for_status().iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event, event
+                text += event["choices"][0]["text"]
+    return text
+
+
+def address(server: Served) -> str:
+    return f"http://127.0.0.1:{server.port}"
+
+
+def latencies(server: Served) -> dict[str, float]:
+    """Of one request at a time, of one token: what is not the model's work."""
+    seconds = []
+    body = body_of(0) | {"max_tokens": 1, "max_denoising_steps": 1}
+    with httpx2.Client(timeout=_TIMEOUT_S) as client:
+        for _ in range(200):
+            began = time.perf_counter()
+            client.post(f"{address(server)}/v1/completions", json=body).raise_for_status()
+            seconds.append(time.perf_counter() - began)
+    ordered = sorted(seconds[20:])
+    return {
+        "p50": round(statistics.median(ordered), 4),
+        "p99": round(ordered[int(0.99 * len(ordered))], 4),
+    }
+
+
+def processes(server: Served) -> list[psutil.Process]:
+    first = psutil.Process(server.process.pid)
+    return [first, *first.children(recursive=True)]
+
+
+def replicas_of(server: Served) -> list[psutil.Process]:
+    return [p for p in processes(server) if "ServeReplica" in " ".join(p.cmdline())]
+
+
+def kill_replicas(server: Served, expected: list[str], count: int) -> dict[str, Any]:
+    rng = random.Random(0)
+    wrong, failed, back = 0, 0, []
+    for _ in range(count):
+        with ThreadPoolExecutor(8) as pool:
+            numbers = [rng.randrange(REQUESTS) for _ in range(8)]
+            asked = [
+                pool.submit((answer, streamed)[at % 2], server, number) for at, number in enumerate(numbers)
+            ]
+            time.sleep(rng.uniform(0.2, 1.5))
+            rng.choice(replicas_of(server)).kill()
+            began = time.perf_counter()
+            for one, number in zip(asked, numbers, strict=True):
+                try:
+                    wrong += one.result() != expected[number]
+                except (httpx2.HTTPError, AssertionError) as error:
+                    print(f"failed: {error!r}", flush=True)
+                    failed += 1
+        while len(replicas_of(server)) < REPLICAS or not answers_on_all(server):
+            time.sleep(0.5)
+        back.append(round(time.perf_counter() - began, 1))
+        print(f"killed one; back after {back[-1]} s", flush=True)
+    return {
+        "kills": count,
+        "requests": 8 * count,
+        "failed": failed,
+        "other_texts": wrong,
+        "capacity_back_s": back,
+    }
+
+
+def answers_on_all(server: Served) -> bool:
+    metrics = httpx2.get(f"{address(server)}/metrics").text
+    (line,) = (line for line in metrics.splitlines() if line.startswith("dgemma_slots "))
+    return float(line.split()[1]) >= 16 * REPLICAS
+
+
+def converse(server: Served, count: int) -> float:
+    """Turns of conversations in random order: the share of prompt tokens that was in a cache."""
+    rng = random.Random(1)
+    texts = {number: " ".join(make_scene(900 + number, seed=7).text.split()[:40]) for number in range(count)}
+    cached = total = 0
+    order = [number for number in range(count) for _ in range(4)]
+    rng.shuffle(order)
+    for number in order:
+        body = body_of(number) | {"prompt": texts[number], "max_denoising_steps": 2}
+        found = httpx2.post(f"{address(server)}/v1/completions", json=body, timeout=_TIMEOUT_S)
+        usage = found.raise_for_status().json()
+        cached += usage["usage"]["prompt_tokens_details"]["cached_tokens"]
+        total += usage["usage"]["prompt_tokens"]
+        texts[number] += usage["choices"][0]["text"]
+    return round(cached / total, 4)
+
+
+if __name__ == "__main__":
+    main()
