@@ -47,14 +47,13 @@ def main() -> None:
     parser.add_argument("--suffix", default="", help="of the result file's name")
     args = parser.parse_args()
     lm = load(args.model)
-    writes_records = lm.record_types is not None
-    if writes_records:
+    if lm.record_types is not None:
         prompts = list(form_prompts(lm, args.prompts))
     else:
         found = passages(lm.tokenizer, [1] * args.prompts, before=64, after=1, seed=3)
         prompts = [list(passage.before) for passage in found]
-    # A record ends by itself; a text could go on.
-    common = {"max_tokens": args.tokens, "temperature": args.temperature, "ignore_end": not writes_records}
+    # Texts end where they end: after that a model repeats itself, and any draft of repetitions is accepted.
+    common = {"max_tokens": args.tokens, "temperature": args.temperature}
     ways: dict[str, dict[str, Any]] = {}
     for name, options in WAYS.items():
         if options["decode"] in ("lossless", "verified"):

@@ -27,6 +27,8 @@ LONGEST = (
     "test_documented_server.py",
     "server/test_schemathesis.py",
     "engine/test_simulation.py",
+    "training/test_shards.py",
+    "scale/test_processes.py",
     "sampling/test_vocab_scan.py",
     "model/test_accelerators.py",
     "training/test_setup.py",
