@@ -52,7 +52,7 @@ def complete(place: Path, line: str) -> list[str]:
         ("dgemma ", list(COMMANDS)),
         ("dgemma se", ["serve", "selfcheck"]),
         ("dgemma --ver", ["--version"]),
-        ("dgemma train --", ["--help", "--dry-run", "--check-data", "--threads"]),
+        ("dgemma train --", ["--help", "--dry-run", "--check-data", "--threads", "--nproc"]),
         ("dgemma generate --pre", ["--preset"]),
         ("dgemma generate --preset ", ["fast", "balanced", "thorough"]),
         ("dgemma generate --preset=f", ["fast"]),

@@ -57,12 +57,15 @@ def test_without_stops_all_text_passes() -> None:
 
 
 def test_the_cost_of_a_character_does_not_grow_with_the_text() -> None:
-    def seconds(num_chars: int) -> float:
+    def once(num_chars: int) -> float:
         watch = StopStrings(["a" * 255 + "b"] * 16)
         start = time.process_time()
         for _ in range(num_chars):
             watch.add("a")
         return time.process_time() - start
+
+    def seconds(num_chars: int) -> float:
+        return min(once(num_chars) for _ in range(3))  # a busy machine takes longer now and then
 
     # Five times the text costs five times as much; were it quadratic, twenty-five times.
     assert seconds(20_000) < 12 * max(seconds(4_000), 0.01)

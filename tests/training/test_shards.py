@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.cli.main import main
+from dgemma.training import trainer as trainer_module
 from dgemma.training.recipe import (
     DataRecipe,
     HeldOutRecipe,
@@ -72,6 +73,7 @@ def recipe_of(directory: Path, out: Path, name: str, steps: int) -> Recipe:
 def rank(mesh: DeviceMesh, directory: str, begun_by: str) -> dict[str, Any]:
     """Half of each run, if none has begun it; then the rest of it."""
     found: dict[str, Any] = {}
+    trainer_module.write_curves = lambda directory: None  # a drawing costs as much as many steps
     for name in RUNS:
         out = Path(directory) / f"{mesh.size()}" / name
         if not begun_by:
@@ -115,6 +117,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(directory: Path) -> Path:
     """All runs in one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_module, "write_curves", lambda directory: None)
+        return _alone(directory)
+
+
+def _alone(directory: Path) -> Path:
     for name in RUNS:
         assert Trainer(recipe_of(directory, directory / "1" / name, name, STEPS)).run() is FINISHED
     return directory / "1"
