@@ -7,6 +7,7 @@ application as in one process; its engine is a `ReplicatedEngine` over the deplo
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import fields, replace
@@ -33,6 +34,7 @@ from dgemma.server.http.settings import Adapter, LoadOptions, Settings
 
 NAME = "dgemma"
 _OBJECT_STORE_BYTES = 100 << 20  # requests and events are small
+_AGENT_STARTS_WITHIN_MS = 120_000  # Ray's own 15 seconds are too few beside a model that is loading
 
 
 class Replica:
@@ -177,20 +179,28 @@ def deployment(model: str, options: LoadOptions, settings: Settings, *, on_this_
 @contextmanager
 def local_replicas(model: str, options: LoadOptions, settings: Settings) -> Iterator[ReplicatedEngine]:
     """A Ray of this machine, with `settings.replicas` engines. It ends with the block."""
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        logging_level="ERROR",
-        log_to_driver=False,
-    )
+    # Ray's processes listen on all interfaces. A Ray of this machine asks for this secret (from 2.59 on).
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    os.environ.setdefault("RAY_agent_register_timeout_ms", str(_AGENT_STARTS_WITHIN_MS))
     try:
-        serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
-        bound = deployment(model, options, settings, on_this_machine=True)
-        handle = serve.run(bound, name=NAME, route_prefix=None)
-        served: ServedModel = handle.served.remote().result()
-        yield ReplicatedEngine(served, RayReplicas(handle), handle.broadcast("stats").results(timeout_s=60))
-        serve.shutdown()
+        try:
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                logging_level="ERROR",
+                log_to_driver=False,
+            )
+            serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
+            bound = deployment(model, options, settings, on_this_machine=True)
+            handle = serve.run(bound, name=NAME, route_prefix=None)
+            served: ServedModel = handle.served.remote().result()
+            stats: Sequence[EngineStats] = handle.broadcast("stats").results(timeout_s=60)
+        except Exception as error:  # Ray's own are of many kinds
+            raise DgemmaError(
+                f"Ray did not start {settings.replicas} replicas (/tmp/ray/session_latest/logs): {error}"
+            ) from error
+        yield ReplicatedEngine(served, RayReplicas(handle), stats)
     finally:
         ray.shutdown()
 

@@ -18,6 +18,7 @@ from dgemma.server.app import create_app
 from dgemma.server.http.settings import Settings
 from dgemma.server.text import CheckpointText
 from server.real_server import write_model
+from server.replicas import NUM_REPLICAS, as_one
 from server.served import on_a_port
 
 KEY = "a-key"
@@ -32,10 +33,17 @@ def tiny() -> LanguageModel:
 
 
 @contextmanager
-def served_tiny(*, slots: int = 8, queue_len: int = 64, **settings: Any) -> Iterator[str]:
+def served_tiny(
+    *, slots: int = 8, queue_len: int = 64, replicas: int = NUM_REPLICAS, **settings: Any
+) -> Iterator[str]:
     """-> the address."""
     lm = tiny()
-    engine = open_engine(lm, max_num_seqs=slots, queue_len=queue_len, memory_fraction=0.1)
+    engine = as_one(
+        [
+            open_engine(lm, max_num_seqs=slots, queue_len=queue_len, memory_fraction=0.1)
+            for _ in range(replicas)
+        ]
+    )
     text = CheckpointText(lm.tokenizer, lm.chat_template)
     with on_a_port(create_app(Settings(api_keys=(KEY,), **settings), engine, text)) as address:
         yield address

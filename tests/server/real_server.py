@@ -20,11 +20,13 @@ import dgemma
 from adapters import SETTINGS, train
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
+from server.replicas import NUM_REPLICAS
 from text.bundled import RICH_TEMPLATE
 
 ADAPTERS = ("sums", "poems")
 # Random weights never settle, so it is the number of steps that says how long an answer takes.
 STEPS = 3
+_REPLICAS = ("--replicas", str(NUM_REPLICAS)) if NUM_REPLICAS > 1 else ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def serving(
         # A file, not a pipe: nobody would empty it while requests are sent.
         with log_file.open("wb") as log:
             process = subprocess.Popen(
-                command or [sys.executable, "-m", "dgemma.cli.main", "serve", *argv],
+                command or [sys.executable, "-m", "dgemma.cli.main", "serve", *argv, *_REPLICAS],
                 cwd=directory,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -97,10 +99,10 @@ def _outside() -> dict[str, str]:
 def _entries(log_file: Path) -> list[dict[str, Any]]:
     """The lines that are whole: the last one may still be written."""
     *lines, _ = log_file.read_text().split("\n")
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in lines if NUM_REPLICAS == 1 or line.startswith("{")]
 
 
-def _port_of(process: subprocess.Popen[bytes], log_file: Path, timeout_s: float = 120) -> int:
+def _port_of(process: subprocess.Popen[bytes], log_file: Path, timeout_s: float = 120 * NUM_REPLICAS) -> int:
     end = time.monotonic() + timeout_s
     while time.monotonic() < end and process.poll() is None:
         for entry in _entries(log_file):
