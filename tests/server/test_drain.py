@@ -23,7 +23,7 @@ from dgemma.errors import InputError
 from dgemma.server.run import DrainingServer, listen
 from server.fake_engine import FakeEngine, Script
 from server.raw_client import RawClient
-from server.served import CHAT, HELLO, app_of, client_of, error_of, joined, on_a_port, run
+from server.served import CHAT, HELLO, app_of, client_of, error_of, joined, on_a_port, run, run_unhurried
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +51,7 @@ def test_draining_refuses_new_requests_and_finishes_running_ones() -> None:
         assert inside.body.endswith(b"data: [DONE]\n\n")
         assert engine.is_draining
 
-    run(drained())
+    run_unhurried(drained())
 
 
 def test_draining_does_not_wait_for_ever() -> None:
@@ -66,7 +66,7 @@ def test_draining_does_not_wait_for_ever() -> None:
         await client.task
         return all_left
 
-    assert not run(drained())
+    assert not run_unhurried(drained())
 
 
 def test_an_engine_that_cannot_drain_does_not_keep_the_process(caplog: pytest.LogCaptureFixture) -> None:
@@ -87,10 +87,11 @@ def test_an_engine_that_cannot_drain_does_not_keep_the_process(caplog: pytest.Lo
 
 
 @contextmanager
-def server_process(seconds_per_canvas: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server_process(go: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """go: the file that its answers wait for."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     process = subprocess.Popen(
-        [sys.executable, "-m", "server.slow_server", str(seconds_per_canvas)],
+        [sys.executable, "-m", "server.slow_server", str(go)],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
@@ -104,8 +105,8 @@ def server_process(seconds_per_canvas: float) -> Iterator[tuple[subprocess.Popen
         process.communicate()
 
 
-def test_after_one_signal_accepted_answers_are_finished() -> None:
-    with server_process(0.3) as (process, address), httpx2.Client(timeout=60) as client:
+def test_after_one_signal_accepted_answers_are_finished(tmp_path: Path) -> None:
+    with server_process(tmp_path / "go") as (process, address), httpx2.Client(timeout=60) as client:
         body = {**HELLO, "stream": True}
         with client.stream("POST", address + CHAT, json=body) as response:
             lines = response.iter_lines()
@@ -117,15 +118,16 @@ def test_after_one_signal_accepted_answers_are_finished() -> None:
                 refused = other.post(address + CHAT, json=HELLO)
                 assert refused.status_code == 503
                 assert error_of(refused)["code"] == "draining"
+            (tmp_path / "go").touch()
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         chunks = [json.loads(line.removeprefix("data: ")) for line in rest[:-1]]
         assert joined(chunks, "content") == "x" * 100
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
 
 
-def test_a_second_signal_ends_at_once() -> None:
-    with server_process(30) as (process, address), httpx2.Client(timeout=60) as client:
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    with server_process(tmp_path / "never") as (process, address), httpx2.Client(timeout=60) as client:
         with client.stream("POST", address + CHAT, json={**HELLO, "stream": True}) as response:
             lines = response.iter_lines()
             assert "assistant" in next(lines)
@@ -136,12 +138,12 @@ def test_a_second_signal_ends_at_once() -> None:
             process.send_signal(signal.SIGTERM)
             with pytest.raises(httpx2.HTTPError):
                 list(lines)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
 
 
-def test_a_second_signal_tells_those_who_wait_and_logs_no_failure() -> None:
-    with server_process(30) as (process, address), ThreadPoolExecutor(1) as waiting:
-        asked = waiting.submit(httpx2.post, address + CHAT, json=HELLO, timeout=60)
+def test_a_second_signal_tells_those_who_wait_and_logs_no_failure(tmp_path: Path) -> None:
+    with server_process(tmp_path / "never") as (process, address), ThreadPoolExecutor(1) as waiting:
+        asked = waiting.submit(httpx2.post, address + CHAT, json=HELLO, timeout=120)
         with httpx2.Client(timeout=60) as other:
             while "dgemma_requests_in_progress 1" not in other.get(address + "/metrics").text:
                 time.sleep(0.02)
@@ -149,9 +151,9 @@ def test_a_second_signal_tells_those_who_wait_and_logs_no_failure() -> None:
             while other.get(address + "/ready").status_code == 200:
                 time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
-        refused = asked.result(60)
+        refused = asked.result(120)
         assert (refused.status_code, error_of(refused)["code"]) == (503, "draining")
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
         assert process.stderr is not None
         assert {json.loads(line)["level"] for line in process.stderr} == {"info"}
 
@@ -164,7 +166,7 @@ def test_an_open_port_without_a_key_is_worth_a_warning(
     caplog: pytest.LogCaptureFixture, settings: dict[str, Any], warned: bool
 ) -> None:
     with on_a_port(app_of(**settings)) as address:
-        assert httpx2.get(address + "/health").status_code == 200
+        assert httpx2.get(address + "/health", timeout=60).status_code == 200
     assert ("every client that reaches this port" in caplog.text) == warned
 
 

@@ -13,7 +13,7 @@ from server.canvas_bodies import EDIT, EDIT_ASKED, EDIT_CONTENT, REGION
 from server.canvas_served import KEY, served_tiny, tiny
 from server.fake_engine import FakeEngine, Script
 from server.raw_client import RawClient
-from server.served import app_of, error_of, post, run
+from server.served import app_of, error_of, post, run, run_unhurried
 
 
 def saying(content: Any) -> dict[str, Any]:
@@ -152,9 +152,8 @@ def test_parts_of_text_are_one_message_and_the_usual_changes_nothing() -> None:
 
 
 def test_a_deadline_gives_the_region_as_it_was() -> None:
-    choice = post(app_of(FakeEngine(Script(holds_at=0))), EDIT, {**EDIT_ASKED, "deadline_s": 0.02}).json()[
-        "choices"
-    ][0]
+    app = app_of(FakeEngine(Script(holds_at=0)))
+    choice = post(app, EDIT, {**EDIT_ASKED, "deadline_s": 0.02}, by=run_unhurried).json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (REGION, "length")
     assert choice["dgemma"]["finish_reason"] == "deadline"
 

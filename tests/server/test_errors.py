@@ -15,7 +15,19 @@ from dgemma.server.http.errors import to_api_error
 from dgemma.server.http.middleware import RequestMiddleware
 from dgemma.server.http.settings import Settings
 from server.fake_engine import FakeEngine, FakeText, Script, by_seed
-from server.served import CHAT, COMPLETIONS, HELLO, ONCE, app_of, ask, client_of, error_of, post, run
+from server.served import (
+    CHAT,
+    COMPLETIONS,
+    HELLO,
+    ONCE,
+    app_of,
+    ask,
+    client_of,
+    error_of,
+    post,
+    run,
+    run_unhurried,
+)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +245,7 @@ def test_a_failing_request_harms_no_other() -> None:
 
 def test_an_answer_that_takes_too_long_ends_with_what_there_is() -> None:
     engine = FakeEngine(Script(text="x" * 40, holds_at=1))
-    choice = post(app_of(engine, request_timeout_s=0.05), CHAT, HELLO).json()["choices"][0]
+    choice = post(app_of(engine, request_timeout_s=0.05), CHAT, HELLO, by=run_unhurried).json()["choices"][0]
     assert choice["message"]["content"] == "x" * 16
     assert choice["dgemma"]["finish_reason"] == "deadline"
 
@@ -244,7 +256,7 @@ def test_an_engine_that_ignores_the_deadline_is_given_up(stream: bool, hold: int
     script = Script(text="x" * 40, delay_s=3600) if hold == 0 else Script(text="x" * 400, delay_s=0.08)
     engine = FakeEngine(script)
     app = app_of(engine, request_timeout_s=0.1, timeout_grace_s=0.15)
-    response = post(app, CHAT, {**HELLO, "stream": stream})
+    response = post(app, CHAT, {**HELLO, "stream": stream}, by=run_unhurried)
     assert response.status_code == (200 if stream else 504)
     assert '"timeout"' in response.text
     if not stream:
@@ -256,7 +268,7 @@ def test_an_engine_that_ignores_the_deadline_is_given_up(stream: bool, hold: int
 def test_an_engine_that_does_not_even_accept_is_given_up(stream: bool) -> None:
     engine = FakeEngine(Script(accepts=False))
     app = app_of(engine, request_timeout_s=0.05, timeout_grace_s=0.05)
-    response = post(app, CHAT, {**HELLO, "stream": stream})
+    response = post(app, CHAT, {**HELLO, "stream": stream}, by=run_unhurried)
     assert response.status_code == 504, "no status was sent before"
     assert error_of(response)["code"] == "timeout"
     assert engine.running == 0

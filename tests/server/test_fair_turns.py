@@ -32,7 +32,7 @@ class Workers:
         self._lock = threading.Lock()
 
     def start(
-        self, name: str, seconds: float, tenant: str = "", on_spun: Callable[[], None] | None = None
+        self, name: str, seconds: float, tenant: str = "", on_spun: Callable[[Any], None] | None = None
     ) -> Any:
         job = self.turns.add(tenant)
 
@@ -47,7 +47,7 @@ class Workers:
                     with self._lock:
                         self.num_running -= 1
                     if on_spun is not None:
-                        on_spun()
+                        on_spun(job)
                     self.turns.give_way(job)
                 self.finished.append(name)
             self.turns.end(job)
@@ -73,12 +73,13 @@ def test_no_more_than_the_limit_run_at_once_also_when_all_have_used_the_same(max
 
 
 def test_a_compilation_that_has_used_much_gives_way_to_a_new_one() -> None:
-    workers, has_run = Workers(FairTurns(1)), threading.Event()
-    old = workers.start("old", 0.6, on_spun=has_run.set)
-    has_run.wait(60)
-    while old.used_s < 0.2:
-        time.sleep(0.01)
-    workers.start("new", 0.1)
+    workers = Workers(FairTurns(1))
+
+    def another_comes(old: Any) -> None:
+        if old.used_s >= 0.2 and len(workers.threads) == 1:
+            workers.start("new", 0.1)
+
+    workers.start("old", 0.6, on_spun=another_comes)
     workers.join()
     assert workers.finished == ["new", "old"]
 
@@ -107,13 +108,17 @@ def test_of_long_compilations_only_a_few_go_on() -> None:
     turns = FairTurns(max_running=8)
     workers = Workers(turns)
     longest = LONG_S + 0.15
-    jobs = [workers.start(str(number), longest) for number in range(MAX_LONG + 2)]
-    seen = 0
-    while any(thread.is_alive() for thread in workers.threads):
-        seen = max(seen, sum(job.used_s > LONG_S + 0.1 and job in turns._jobs for job in jobs))
-        time.sleep(0.005)
+    seen: list[int] = []
+
+    def count(_: Any) -> None:
+        with turns._lock:
+            seen.append(sum(job.used_s > LONG_S + 0.1 for job in turns._jobs))
+
+    for number in range(MAX_LONG + 2):
+        workers.start(str(number), longest, on_spun=count)
+    workers.join()
     assert sorted(workers.finished) == [str(number) for number in range(MAX_LONG + 2)]
-    assert 0 < seen <= MAX_LONG
+    assert 0 < max(seen) <= MAX_LONG
 
 
 def test_an_abandoned_compilation_ends_at_its_next_check() -> None:

@@ -20,7 +20,7 @@ from server.canvas_bodies import FIM, GAP, PROMPT, SUFFIX
 from server.canvas_served import KEY, served_tiny, tiny
 from server.fake_engine import FakeEngine, Script
 from server.raw_client import RawClient
-from server.served import COMPLETIONS, HELLO, app_of, client_of, error_of, events_of, post, run
+from server.served import COMPLETIONS, HELLO, app_of, client_of, error_of, events_of, post, run, run_unhurried
 
 
 def whole_of(engine: FakeEngine, path: str = COMPLETIONS, **fields: Any) -> dict[str, Any]:
@@ -36,9 +36,9 @@ def text_of(reply: dict[str, Any], index: int = 0) -> str:
 # With a real engine, by the clients people have
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with served_tiny() as address:
+@pytest.fixture(scope="module", params=[1, 2], ids=["one engine", "two engines"])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    with served_tiny(replicas=request.param) as address:
         yield address
 
 
@@ -334,7 +334,8 @@ def test_a_failure_of_one_request_ends_its_gap_and_no_other(stream: bool) -> Non
 
 def test_a_deadline_gives_an_empty_text_that_says_so() -> None:
     engine = FakeEngine(Script(holds_at=0))
-    choice = whole_of(engine, deadline_s=0.05)["choices"][0]
+    reply = post(app_of(engine), COMPLETIONS, {**GAP, "deadline_s": 0.05}, by=run_unhurried)
+    choice = reply.json()["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == ("", "length")
     assert choice["dgemma"]["finish_reason"] == "deadline"
     assert choice["dgemma"]["log_likelihood"] is None
@@ -344,7 +345,7 @@ def test_a_deadline_gives_an_empty_text_that_says_so() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_that_says_nothing_is_given_up(stream: bool) -> None:
     app = app_of(FakeEngine(Script(accepts=False)), request_timeout_s=2, timeout_grace_s=0.02)
-    response = post(app, COMPLETIONS, {**GAP, "stream": stream})
+    response = post(app, COMPLETIONS, {**GAP, "stream": stream}, by=run_unhurried)
     assert (response.status_code, error_of(response)["code"]) == (504, "timeout")
 
 

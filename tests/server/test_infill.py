@@ -20,7 +20,7 @@ from server.canvas_bodies import (
 )
 from server.canvas_served import KEY, served_tiny, tiny
 from server.fake_engine import FakeEngine, Script
-from server.served import app_of, error_of, post
+from server.served import app_of, error_of, post, run_unhurried
 from text.bundled import TOKENIZER
 
 
@@ -151,7 +151,8 @@ def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: s
 
 
 def test_a_deadline_gives_no_text() -> None:
-    told = whole_of(FakeEngine(Script(holds_at=0)), VSCODE, deadline_s=0.02)
+    app = app_of(FakeEngine(Script(holds_at=0)))
+    told = post(app, INFILL, {**VSCODE, "deadline_s": 0.02}, by=run_unhurried).json()
     assert (told["content"], told["stop_type"]) == ("", "limit")
 
 
@@ -162,5 +163,5 @@ def test_a_real_engine_fills_it_as_the_python_api_does() -> None:
         ahead = httpx2.post(address + INFILL, json=VIM_READS_AHEAD, headers=headers, timeout=60)
         assert (ahead.status_code, ahead.json()) == (200, {})
         told = httpx2.post(address + INFILL, json=body, headers=headers, timeout=60).json()
-        assert httpx2.post(address + INFILL, json=body).status_code == 401
+        assert httpx2.post(address + INFILL, json=body, timeout=60).status_code == 401
     assert told["content"] == tiny().fill("The sea is", ".", max_tokens=1, seed=7).text
