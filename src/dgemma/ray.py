@@ -92,7 +92,8 @@ class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc, unused-ignor
         if not by_id:
             return []
         loads = {each: self._load(each) for each in by_id}
-        return [[by_id[each]] for each in self._routes.choose(_hashes(pending_request), loads)]
+        first = self._routes.choose(_hashes(pending_request), loads, list(by_id))
+        return [[by_id.pop(first)], list(by_id.values())]  # the others if it takes no more
 
     def _load(self, replica: ReplicaID) -> int:
         """Of this router, and of others as far as they were heard of."""
