@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET" and file in self.hub.stalls:
             self.answer(200, body[: len(body) // 2], headers, promised=len(body))
             self.wfile.flush()
-            self.hub.stalls[file].wait(20)
+            self.hub.stalls[file].wait(300)
             return None
         return self.answer(206 if asked else 200, body, headers)
 

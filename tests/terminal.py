@@ -343,7 +343,7 @@ class Program:
         self.terminal.type("\x03")
 
     def wait(self) -> int:
-        status = self.process.wait(60)
+        status = self.process.wait(120)
         self.terminal.sync()
         return status
 
@@ -379,10 +379,13 @@ class ScriptedModel:
         *,
         has_chat_template: bool = True,
         step_s: float = 0.0,
+        go: str | None = None,
     ) -> None:
+        """go: a file without which the second step of a canvas is not followed by a third."""
         self._reply = reply
         self.has_chat_template = has_chat_template
         self._step_s = step_s
+        self._go = go
 
     def token_texts(self, tokens: Sequence[int]) -> list[str]:
         return [chr(token) for token in tokens]
@@ -396,6 +399,8 @@ class ScriptedModel:
         for event in script(text, thought=thought, canvas_len=self.canvas_len):
             if isinstance(event, Draft):
                 time.sleep(self._step_s)
+                while event.step > 2 and self._go is not None and not os.path.exists(self._go):
+                    time.sleep(0.01)
             if drafts or not isinstance(event, Draft):
                 yield event
 

@@ -41,7 +41,7 @@ def test_a_terminal_shows_readable_lines_until_ctrl_c(environment: dict[str, str
         address = served_at(terminal)
         assert httpx2.post(f"{address}/v1/chat/completions", json=HELLO, timeout=60).status_code == 200
         terminal.wait_for(lambda screen: "tokens" in shown(screen))
-        assert httpx2.get(f"{address}/a%0a%1b%5b2Jb").status_code == 404
+        assert httpx2.get(f"{address}/a%0a%1b%5b2Jb", timeout=60).status_code == 404
         terminal.wait_for(lambda screen: "not_found" in shown(screen))
         program.interrupt()
         assert program.wait() == 0

@@ -211,7 +211,7 @@ def check_whole(screen: Terminal) -> None:
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_the_region_stays_in_place_and_whole(window: tuple[int, int]) -> None:
     with PseudoTerminal(*window) as terminal:
-        with terminal.writer() as out, a_view(out) as view:
+        with terminal.writer() as out, a_view(out, clock=Clock()) as view:
             for report in a_run():
                 show(view, report)
             view.on_save(60)
@@ -248,7 +248,7 @@ def check_end(screen: Terminal, expected: list[str]) -> None:
 def test_the_window_may_be_resized_at_any_time(reflow: bool, seed: int) -> None:
     rng = random.Random(seed)
     with PseudoTerminal(160, 24, reflow=reflow) as terminal, terminal.writer() as out:
-        with a_view(out) as view:
+        with a_view(out, clock=Clock()) as view:  # the eta stays
             for number_, report in enumerate(a_run()):
                 show(view, report)
                 if number_ % 6 == 0:
@@ -397,7 +397,7 @@ from dgemma.cli.views.train_view import open_train_view
 try:
     with open_train_view(10, 0) as view:
         view.on_note("running")
-        time.sleep(60)
+        time.sleep(600)
 except KeyboardInterrupt:
     print("stopped")
 """

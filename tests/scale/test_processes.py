@@ -28,6 +28,7 @@ from dgemma.checkpoint.random_weights import write_random
 from dgemma.cli.main import main
 from rank_processes import run_processes, run_rank
 from server.real_server import RealServer, serving, write_adapters
+from server.served import eventually
 from sizes import IS_FULL
 
 pytestmark = pytest.mark.skipif(
@@ -109,7 +110,11 @@ def test_a_command_starts_the_other_ranks_and_ends_them(
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout == alone
-    assert not [p for p in psutil.process_iter(["cmdline"]) if str(checkpoint) in (p.info["cmdline"] or ())]
+    eventually(lambda: not running_with(str(checkpoint)))
+
+
+def running_with(argument: str) -> list[psutil.Process]:
+    return [p for p in psutil.process_iter(["cmdline"]) if argument in (p.info["cmdline"] or ())]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +149,7 @@ def test_a_rank_cannot_save_what_it_has_a_part_of(checkpoint: Path, tmp_path: Pa
 
 def ask(server: RealServer, prompt: str, **body: Any) -> httpx2.Response:
     options = {"prompt": prompt, "max_tokens": 24, "seed": 5, "max_denoising_steps": 3, **body}
-    return httpx2.post(f"{server.address}/v1/completions", json={"model": "served", **options}, timeout=60)
+    return httpx2.post(f"{server.address}/v1/completions", json={"model": "served", **options}, timeout=300)
 
 
 def test_a_server_of_two_ranks_answers_as_one_process(checkpoint: Path, adapter: Path) -> None:
@@ -161,8 +166,8 @@ def test_a_server_of_two_ranks_answers_as_one_process(checkpoint: Path, adapter:
         assert refused.status_code == 400
         _, *helpers = ranks_of(server)
         server.process.terminate()
-        assert server.process.wait(30) == 0
-        assert not psutil.wait_procs(helpers, timeout=10)[1]
+        assert server.process.wait(120) == 0
+        assert not psutil.wait_procs(helpers, timeout=60)[1]
 
 
 @pytest.mark.parametrize("moment", range(20 if IS_FULL else 2))
@@ -179,10 +184,10 @@ def test_a_rank_that_is_killed_ends_the_server_and_no_request_hangs(checkpoint: 
             began = time.monotonic()
             found = [each.result() for each in asked]
             seconds = time.monotonic() - began
-        assert seconds < 10
+        assert seconds < 60  # one that hangs would hang for half an hour
         assert set(found) <= {"answered", "failed"}
-        assert not psutil.wait_procs(ranks[1:], timeout=10)[1]
-        assert server.process.wait(10) != 0
+        assert not psutil.wait_procs(ranks[1:], timeout=60)[1]
+        assert server.process.wait(60) != 0
 
 
 def ranks_of(server: RealServer) -> list[psutil.Process]:

@@ -42,7 +42,7 @@ class RealServer:
 
     def metric(self, name: str, key: str = "") -> float:
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        text = httpx2.get(f"{self.address}/metrics", headers=headers).raise_for_status().text
+        text = httpx2.get(f"{self.address}/metrics", headers=headers, timeout=60).raise_for_status().text
         (line,) = (line for line in text.splitlines() if line.startswith(f"{name} "))
         return float(line.split()[1])
 

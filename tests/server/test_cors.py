@@ -35,7 +35,7 @@ def preflight(address: str, origin: str, method: str = "POST") -> httpx2.Respons
         "access-control-request-method": method,
         "access-control-request-headers": ASKED_HEADERS,
     }
-    return httpx2.options(f"{address}{CHAT}", headers=headers)
+    return httpx2.options(f"{address}{CHAT}", headers=headers, timeout=60)
 
 
 def varies_by_origin(response: httpx2.Response) -> bool:
@@ -63,7 +63,7 @@ def test_an_origin_is_compared_letter_by_letter(named: str, origin: str) -> None
     refused = preflight(named, origin)
     assert refused.status_code == 400
     assert "access-control-allow-origin" not in refused.headers
-    read = httpx2.get(f"{named}/v1/models", headers={**KEY, "origin": origin})
+    read = httpx2.get(f"{named}/v1/models", headers={**KEY, "origin": origin}, timeout=60)
     assert "access-control-allow-origin" not in read.headers
     assert varies_by_origin(read), "a cache must not give this to an allowed page"
 
@@ -75,7 +75,7 @@ def test_a_method_that_no_endpoint_has_is_refused(named: str) -> None:
 @pytest.mark.parametrize("origin", [PAGE, "http://localhost:5173"])
 def test_a_page_reads_answers_refusals_and_the_request_id(named: str, origin: str) -> None:
     for key, status in ((KEY, 200), ({}, 401)):
-        response = httpx2.post(f"{named}{CHAT}", json=HELLO, headers={**key, "origin": origin})
+        response = httpx2.post(f"{named}{CHAT}", json=HELLO, headers={**key, "origin": origin}, timeout=60)
         assert response.status_code == status
         assert response.headers["access-control-allow-origin"] == origin
         exposed = response.headers["access-control-expose-headers"].split(", ")
@@ -85,13 +85,13 @@ def test_a_page_reads_answers_refusals_and_the_request_id(named: str, origin: st
 
 
 def test_a_request_without_an_origin_varies_too(named: str) -> None:
-    assert varies_by_origin(httpx2.get(f"{named}/health"))
+    assert varies_by_origin(httpx2.get(f"{named}/health", timeout=60))
 
 
 def test_all_pages_only_if_asked_for_and_never_with_cookies(any_page: str) -> None:
     assert preflight(any_page, "https://whoever.example").headers["access-control-allow-origin"] == "*"
     headers = {"origin": "https://whoever.example", "cookie": "a=b"}
-    response = httpx2.post(f"{any_page}{CHAT}", json=HELLO, headers=headers)
+    response = httpx2.post(f"{any_page}{CHAT}", json=HELLO, headers=headers, timeout=60)
     assert response.status_code == 200
     assert response.headers["access-control-allow-origin"] == "*"
     assert "access-control-allow-credentials" not in response.headers
@@ -100,7 +100,7 @@ def test_all_pages_only_if_asked_for_and_never_with_cookies(any_page: str) -> No
 def test_without_the_flag_no_page_may(any_page: str) -> None:
     with on_a_port(app_of()) as address:
         assert preflight(address, PAGE).status_code == 405
-        response = httpx2.get(f"{address}/health", headers={"origin": PAGE})
+        response = httpx2.get(f"{address}/health", headers={"origin": PAGE}, timeout=60)
     assert not [name for name in response.headers if name.startswith("access-control")]
 
 

@@ -165,8 +165,8 @@ def test_every_example_is_answered() -> None:
     """Each curl line, read as a shell would, sent over a socket."""
     app = app_of(api_keys=("k",))
     with on_a_port(app) as address:
-        page = httpx2.get(f"{address}/docs", headers=KEY).text
-        described = httpx2.get(f"{address}/openapi.json", headers=KEY).json()
+        page = httpx2.get(f"{address}/docs", headers=KEY, timeout=60).text
+        described = httpx2.get(f"{address}/openapi.json", headers=KEY, timeout=60).json()
         commands = commands_of(page)
         assert len(commands) == sum(map(len, described["paths"].values()))
         for command in commands:
@@ -176,9 +176,9 @@ def test_every_example_is_answered() -> None:
             headers = dict(word.split(": ") for flag, word in options if flag == "-H")
             body = dict(options).get("-d")
             response = (
-                httpx2.get(url, headers=headers)
+                httpx2.get(url, headers=headers, timeout=60)
                 if body is None
-                else httpx2.post(url, headers=headers, content=body.encode())
+                else httpx2.post(url, headers=headers, content=body.encode(), timeout=60)
             )
             assert response.status_code == 200, (command, response.text)
             assert ("authorization" in headers) == (not url.endswith(("/health", "/ready")))

@@ -17,7 +17,7 @@ LINKS = ["/docs", "/openapi.json", "/health", "/v1/models"]
 
 def test_programs_get_json_and_browsers_a_page_over_a_socket() -> None:
     with on_a_port(app_of(served_model_name="bundled:text", playground=False)) as address:
-        told = httpx2.get(f"{address}/")
+        told = httpx2.get(f"{address}/", timeout=60)
         assert told.headers["content-type"] == "application/json"
         assert told.json() == {
             "status": "ok",
@@ -26,7 +26,7 @@ def test_programs_get_json_and_browsers_a_page_over_a_socket() -> None:
             "model": "bundled:text",
             "links": dict(zip(("docs", "openapi", "health", "models"), LINKS, strict=True)),
         }
-        shown = httpx2.get(f"{address}/", headers=BROWSER)
+        shown = httpx2.get(f"{address}/", headers=BROWSER, timeout=60)
         assert shown.headers["content-type"] == "text/html; charset=utf-8"
         assert shown.headers["content-security-policy"] == HEADERS["content-security-policy"]
         assert "<h1>dgemma" in shown.text
@@ -34,7 +34,7 @@ def test_programs_get_json_and_browsers_a_page_over_a_socket() -> None:
         assert "<code>bundled:text</code>" in shown.text
         for link in LINKS:
             assert f'<a href="{link}">' in shown.text
-            assert httpx2.get(f"{address}{link}").status_code == 200
+            assert httpx2.get(f"{address}{link}", timeout=60).status_code == 200
         assert all("Accept" in response.headers["vary"] for response in (told, shown))
 
 

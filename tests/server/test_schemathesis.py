@@ -24,7 +24,7 @@ from sizes import IS_FULL
 KEY = "a-key"
 HEADERS = {"authorization": f"Bearer {KEY}"}
 # One short canvas per answer, and gaps that end when their time is up.
-LIMITS = ("--max-model-len", "64", "--max-choices", "2", "--request-timeout", "0.1")
+LIMITS = ("--max-model-len", "64", "--max-choices", "2", "--request-timeout", "5")
 # What has the described form may still be unanswerable: a chat that ends with the assistant's turn.
 NOT_CHECKED = "positive_data_acceptance"
 # They take what /v1/completions and /v1/decisions take: their borders are the same.
@@ -43,7 +43,7 @@ def run(directory: Path, address: str, *options: str) -> None:
             "--header", f"Authorization: Bearer {KEY}", *options,
             "--checks", "all", "--exclude-checks", NOT_CHECKED, "--seed", "1",
             "--continue-on-failure", "--suppress-health-check", "all", "--generation-database", "none",
-            "--warnings", "off", "--no-color",
+            "--warnings", "off", "--no-color", "--request-timeout", "120",
         ],
         cwd=directory,
         capture_output=True,
@@ -65,7 +65,7 @@ def test_no_border_that_is_described_makes_a_5xx_or_an_undescribed_reply(tmp_pat
     """Replies have a described status, type and form, what breaks the description is refused, and nothing is
     open without a key."""
     engine = FakeEngine(adapters=("sums",), max_positions=64)
-    app = app_of(engine, api_keys=(KEY,), max_choices=2, request_timeout_s=0.1)
+    app = app_of(engine, api_keys=(KEY,), max_choices=2, request_timeout_s=5)
     with on_a_port(app) as address:
         run(tmp_path, address, "--phases", "coverage")
     statuses: Counter[int] = Counter()
@@ -91,7 +91,8 @@ def test_nothing_that_is_drawn_from_the_description_makes_a_5xx_of_a_real_engine
 
 
 def test_a_real_engine_answers_at_the_borders_of_every_number(server: RealServer) -> None:
-    described = httpx2.get(f"{server.address}/openapi.json", headers=HEADERS).json()["components"]["schemas"]
+    page = httpx2.get(f"{server.address}/openapi.json", headers=HEADERS, timeout=60).json()
+    described = page["components"]["schemas"]
     asked: dict[str, Any] = {"model": "tiny", "prompt": "Once", "max_tokens": 9}
     number = 0
     for name, schema in described["CompletionRequest"]["properties"].items():
@@ -103,7 +104,7 @@ def test_a_real_engine_answers_at_the_borders_of_every_number(server: RealServer
                 body["t_max"] = 100
             if name == "t_max":
                 body["t_min"] = 0
-            response = httpx2.post(f"{server.address}{COMPLETIONS}", json=body, headers=HEADERS)
+            response = httpx2.post(f"{server.address}{COMPLETIONS}", json=body, headers=HEADERS, timeout=60)
             assert response.status_code == 200, (name, value, response.text)
             number += 1
     assert number > 24

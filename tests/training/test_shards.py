@@ -232,7 +232,7 @@ def helpers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def until_trained(out: Path, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 400
     while not ((out / "log.jsonl").exists() and (out / "log.jsonl").read_bytes().count(b"\n") > 2):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < end
@@ -246,10 +246,10 @@ def test_an_interrupted_command_keeps_its_state_and_ends_its_processes(
         until_trained(tmp_path / "run", process)
         helpers = helpers_of(process)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
         assert process.returncode == 130
         assert "the same command goes on" in said
-        assert not psutil.wait_procs(helpers, timeout=10)[1]
+        assert not psutil.wait_procs(helpers, timeout=60)[1]
     assert list((tmp_path / "run" / "states").glob("step-*/shard-00002*"))
 
 
@@ -258,7 +258,7 @@ def test_a_process_that_is_killed_ends_the_run_with_one_error(directory: Path, t
         until_trained(tmp_path / "run", process)
         (helper,) = helpers_of(process)
         helper.kill()
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=300)  # one that hangs would hang for half an hour
         assert process.returncode == 1
         assert said.count("lost the others") == 1
         assert "Traceback" not in said

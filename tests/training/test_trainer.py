@@ -226,7 +226,7 @@ def test_the_command_stops_after_its_step_when_asked_and_goes_on(
     out = tmp_path / "asked"
     command = [
         "train", f"model={model}", f"data={data}",
-        "data.max_length=96", f"out={out}", "steps=400", "batch=4", "precision=fp32",
+        "data.max_length=96", f"out={out}", "steps=100000", "batch=4", "precision=fp32",
     ]  # fmt: skip
     python = [sys.executable, "-m", "dgemma.cli.main"]
     with subprocess.Popen([*python, *command], stderr=subprocess.PIPE, text=True) as process:
@@ -239,7 +239,7 @@ def test_the_command_stops_after_its_step_when_asked_and_goes_on(
     assert "the same command goes on" in said
     steps = [report.step for report in read_log(out / "log.jsonl")]
     assert main([*command, f"steps={steps[-1]}"]) == 2
-    assert f"steps was 400 and is {steps[-1]}" in capsys.readouterr().err
+    assert f"steps was 100000 and is {steps[-1]}" in capsys.readouterr().err
 
 
 def gradients(recipe: Recipe) -> dict[str, Tensor]:
