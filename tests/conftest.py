@@ -4,10 +4,10 @@ import os
 import signal
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# A hypothesis example may take as long as a busy machine makes it take.
-settings.register_profile("dgemma", deadline=None)
+# A hypothesis example may take as long as a busy machine makes it take, and so may making one.
+settings.register_profile("dgemma", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dgemma")
 
 # A shell lets its background jobs ignore this signal, and the commands under test would inherit that.

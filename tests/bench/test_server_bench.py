@@ -179,8 +179,8 @@ def test_the_first_text_comes_before_the_end() -> None:
 
 
 def test_goodput_counts_only_answers_within_the_targets() -> None:
-    server = ScriptedServer(delay_s=1.0)  # three seconds for an answer
-    load = one(server, "ok", "slow", "ok", "refuse", "slow", "break", latency_target_s=2.5)
+    server = ScriptedServer(delay_s=2.0)  # six seconds for an answer
+    load = one(server, "ok", "slow", "ok", "refuse", "slow", "break", latency_target_s=5.5)
     assert counts(load) == (6, 4, 1, 0, 1)
     assert load["in_time"] == 2
     assert load["goodput_per_s"] == pytest.approx(2 / load["busy_s"])
@@ -192,7 +192,7 @@ def test_a_slow_server_does_not_slow_the_arrivals() -> None:
     rng = random.Random(0)
     last = sum(rng.expovariate(20.0) for _ in range(20))
     assert load["ok"] == 20
-    assert last + 0.4 < load["duration_s"] < 5.0  # ten seconds, if they came one after another
+    assert last + 0.4 < load["duration_s"] < 9.0  # ten seconds, if they came one after another
     assert load["arrivals_per_s"] == pytest.approx(20 / last, rel=0.02)
     assert server.most_open > 3
 
@@ -211,7 +211,7 @@ def test_clients_in_a_closed_loop_have_one_request_each_under_way() -> None:
 def test_a_stream_that_lingers_after_its_end_is_left() -> None:
     load = one(ScriptedServer(), "linger", "linger")
     assert load["ok"] == 2
-    assert load["end_to_end_s"]["p99"] + 1.0 <= load["duration_s"] < 30.0
+    assert load["end_to_end_s"]["p99"] + 1.0 <= load["duration_s"] < 60.0
 
 
 # Times by arithmetic

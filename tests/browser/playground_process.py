@@ -42,7 +42,7 @@ def playing(*flags: str) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=120) == 0
         finally:
             process.kill()
             if process.stdout is not None:

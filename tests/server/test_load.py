@@ -60,7 +60,7 @@ async def lived() -> dict[str, Any]:
 
 def is_overload(load: dict[str, Any]) -> bool:
     counts = load["answers"]["counts"]
-    return counts.get("same", 0) > 1 and counts.get("refused", 0) > 0
+    return bool(counts.get("same", 0) > 1 and counts.get("refused", 0) > 0)
 
 
 async def drained(server: Served, pool: Sequence[Ask], alone: Alone, rng: random.Random) -> dict[str, Any]:

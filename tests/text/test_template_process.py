@@ -48,12 +48,20 @@ FOLDED = "{{ 'xx'" + " | replace('x', 'xxxxxxxx')" * 20 + " }}"  # computed when
 # Measured in a process of its own: the largest child of this one may be another test's.
 MEASURE = """
 import json, resource, sys
+from dgemma.text import template_process
 from dgemma.text.template_process import TEMPLATES
+template_process.MAX_SECONDS = 600
 reply = TEMPLATES.ask(sys.argv[1], (), json.loads(sys.argv[2]))
 TEMPLATES.end()
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(json.dumps([reply.kind.name, reply.text, used.ru_utime + used.ru_stime, used.ru_maxrss]))
 """
+
+
+@pytest.fixture(autouse=True)
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, it is the worker's own limits that end an attack."""
+    monkeypatch.setattr(template_process, "MAX_SECONDS", 600.0)
 
 
 @pytest.fixture
@@ -86,7 +94,7 @@ def test_an_attack_ends_within_the_limits_on_time_and_memory(source: str, variab
     kind, text, cpu_s, max_kib = json.loads(output)
     assert kind == "LIMIT"
     assert "seconds of processor time" in text or "MiB of memory" in text
-    assert cpu_s < 3  # with the start of the worker
+    assert cpu_s < 4  # with the start of the worker
     assert max_kib < 300 << 10
 
 
