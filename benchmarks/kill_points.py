@@ -1,6 +1,6 @@
 """Commands killed at random moments: the next start goes on to the same result, or refuses by name.
 
-    python -m benchmarks.kill_points --moments 200               (--only train run-batch quantize merge new)
+    python -m benchmarks.kill_points --moments 200        (--only train run-batch quantize merge export new)
 
 Each command runs in a forked child on a tiny model, is killed with SIGKILL at a moment drawn evenly from its
 duration, and is started again. In two thirds of the cases the newest file loses its end first, as by a power
@@ -44,7 +44,8 @@ from dgemma.training.report import read_log
 # What the commands import when they run, so that a fork begins with it.
 WARM = (
     "fastapi", "uvicorn", "yaml", "pydantic.type_adapter", "torch.profiler", "torch._dynamo",
-    "dgemma.checkpoint.merge", "dgemma.cli.merge", "dgemma.cli.new",
+    "dgemma.checkpoint.export", "dgemma.checkpoint.merge", "dgemma.cli.export", "dgemma.cli.merge",
+    "dgemma.cli.new",
     "dgemma.cli.quantize", "dgemma.cli.run_batch", "dgemma.cli.train", "dgemma.checkpoint.quantized.writer",
     "dgemma.server.batch.serving", "dgemma.server.state", "dgemma.engine.async_engine", "dgemma.server.text",
 )  # fmt: skip
@@ -207,6 +208,9 @@ def targets(scratch: Path) -> dict[str, Target]:
     return {
         "quantize": Target(lambda out: ["quantize", str(model), str(out), "--no-report"], files_digest),
         "merge": Target(lambda out: ["merge", str(model), str(adapter), str(out)], files_digest),
+        "export": Target(
+            lambda out: ["export", str(model), str(out), "--adapter", str(adapter)], files_digest
+        ),
         "new": Target(lambda out: ["new", str(out), "--quantize", "int8"], files_digest),
         "run-batch": Target(
             lambda out: ["run-batch", str(model), str(requests), str(out), "--exact"],

@@ -12,6 +12,7 @@ import pytest
 import dgemma
 from adapters import SETTINGS, train
 from dgemma.checkpoint import save
+from dgemma.checkpoint.export import plan_export, write_export
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.quantized.quantization_config import quantization_config_for
 from dgemma.checkpoint.quantized.writer import from_checkpoint, write_quantized
@@ -58,7 +59,11 @@ def quantize(base: Path, out: Path) -> None:
     write_quantized(out, from_checkpoint(source), quantization_config_for("int8", source.config))
 
 
-WRITERS = [new, merge, save_in_memory, quantize]
+def export(base: Path, out: Path) -> None:
+    write_export(out, plan_export(open_checkpoint(base)), max_shard_bytes=300_000)
+
+
+WRITERS = [new, merge, save_in_memory, quantize, export]
 Writer = Callable[[Path, Path], None]
 
 
@@ -123,7 +128,7 @@ def test_files_of_an_earlier_save_from_memory_are_not_mixed_in(
     assert contents(out) == contents(tmp_path / "expected")
 
 
-@pytest.mark.parametrize("write", [new, save_in_memory, quantize])
+@pytest.mark.parametrize("write", [new, save_in_memory, quantize, export])
 def test_a_second_writer_is_refused_and_the_first_goes_on(write: Writer, base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with locked(out), pytest.raises(InputError, match="out is being written by another process; wait for it"):
@@ -154,7 +159,7 @@ def linked(base: Path, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("write", [save_in_memory, quantize])
+@pytest.mark.parametrize("write", [save_in_memory, quantize, export])
 def test_a_link_out_of_the_checkpoint_is_not_copied(write: Writer, linked: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"README\.md is a link to .*secret, outside .* remove the"):
         write(linked, tmp_path / "out")

@@ -28,6 +28,7 @@ LINES: dict[str, tuple[list[str], list[list[str]]]] = {
     "eval": (["MODEL", "TASK"], [["--raw"], ["--limit", "3"]]),
     "merge": (["MODEL", "ADAPTER", "OUT"], []),
     "quantize": (["MODEL", "OUT"], [["--format", "int8"], ["--json"]]),
+    "export": (["MODEL", "OUT"], [["--to", "vllm"], ["--adapter", "DIR"]]),
     "info": (["PATH"], [["--json"], ["--check"]]),
     "new": (["OUT"], [["--preset", "tiny"], ["--config-only"]]),
     "pull": (["NAME"], []),

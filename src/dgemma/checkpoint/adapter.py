@@ -22,7 +22,7 @@ from dgemma.checkpoint.adapter_source import (
     targets_of,
 )
 from dgemma.checkpoint.division import Division, division_of
-from dgemma.checkpoint.load import TORCH_DTYPES
+from dgemma.checkpoint.load import DTYPE_NAMES, TORCH_DTYPES
 from dgemma.checkpoint.names import tensor_specs
 from dgemma.checkpoint.safetensors_file import TensorEntry, TensorToWrite, read_into, write_file
 from dgemma.checkpoint.save import write_json
@@ -31,8 +31,6 @@ from dgemma.errors import CheckpointError, InputError
 from dgemma.model.config import ModelConfig
 from dgemma.model.lora import LoraExpertLinear, LoraFactors, LoraLinear, adapted, adapted_weights
 from dgemma.model.transformer import Transformer
-
-_DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def load_adapter(
@@ -113,7 +111,7 @@ def save_adapter(
     tensors = [
         TensorToWrite(
             target.key(factor),
-            _DTYPE_NAMES[_factor(weights[target.path], factor).dtype],
+            DTYPE_NAMES[_factor(weights[target.path], factor).dtype],
             target.shapes(weights[target.path].rank)[factor],
             partial(_bytes, weights[target.path], factor),
         )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dgemma.checkpoint.load import TORCH_DTYPES
 from dgemma.checkpoint.names import TensorSpec, tensor_specs
+from dgemma.checkpoint.quantized.reader import read_quantized
 from dgemma.checkpoint.safetensors_file import ITEM_BYTES, read_into
 from dgemma.checkpoint.source import CheckpointSource
 from dgemma.model.lora import detach
@@ -42,10 +43,12 @@ def fingerprint(transformer: Transformer) -> str:
 
 
 def file_fingerprint(source: CheckpointSource) -> str:
-    """The same fingerprint of a plain checkpoint on disk, without loading it."""
-    source.require_plain("the fingerprint of a file")
+    """The same fingerprint of a checkpoint on disk; of a quantized one, memory holds one weight at a time."""
 
     def sample(spec: TensorSpec) -> Tensor:
+        if spec.name in source.quantized:
+            qdata = read_quantized(source.quantized[spec.name], torch.device("cpu")).qdata.view(torch.uint8)
+            return qdata.reshape(-1)[_positions(qdata.numel())]
         entry = source.entries[spec.name]
         item = ITEM_BYTES[entry.dtype]
         positions = _positions(spec.size).tolist()

@@ -21,6 +21,7 @@ from dgemma.model.ranks import ALONE, Ranks
 from dgemma.model.transformer import Transformer
 
 TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 Progress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all)."""
 

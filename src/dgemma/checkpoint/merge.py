@@ -45,7 +45,7 @@ def write_merged(
     for spec in tensor_specs(source.config):
         entry = source.entries[spec.name]
         factors = adapter.factors.get(spec.path.removesuffix(".weight"))
-        chunks = partial(read_chunks, entry) if factors is None else partial(_chunks, entry, factors)
+        chunks = partial(read_chunks, entry) if factors is None else partial(merged_chunks, entry, factors)
         tensors.append(TensorToWrite(spec.name, entry.dtype, spec.shape, chunks))
     tensors += [TensorToWrite(e.name, e.dtype, e.shape, partial(read_chunks, e)) for e in source.kept_aside]
     write_checkpoint(
@@ -59,7 +59,8 @@ def write_merged(
     )
 
 
-def _chunks(entry: TensorEntry, factors: FactorEntries) -> Iterator[Any]:
+def merged_chunks(entry: TensorEntry, factors: FactorEntries) -> Iterator[Any]:
+    """The bytes of a weight with its LoRA factors added, matrix by matrix."""
     added = read_factors(factors)
     rank, inner = added.down.shape[-2:]
     downs, ups = added.down.view(-1, rank, inner), added.up.view(-1, added.up.shape[-2], rank)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dgemma.checkpoint.load import TORCH_DTYPES
+from dgemma.checkpoint.load import DTYPE_NAMES
 from dgemma.checkpoint.names import tensor_specs
 from dgemma.checkpoint.safetensors_file import TensorToWrite, header_of, read_chunks, write_file
 from dgemma.checkpoint.source import CheckpointSource, read_json
@@ -21,7 +21,6 @@ from dgemma.errors import CheckpointError, InputError
 from dgemma.model.quantized_linear import QuantizedWeight
 from dgemma.model.transformer import Transformer
 
-_DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 JOURNAL = "unfinished.json"
 
 
@@ -44,7 +43,7 @@ def save(
         tensor = _at(transformer, spec.path)
         written = dtype or tensor.dtype
         content = _bytes_of(tensor, written)
-        tensors.append(TensorToWrite(spec.name, _DTYPE_NAMES[written], spec.shape, content))
+        tensors.append(TensorToWrite(spec.name, DTYPE_NAMES[written], spec.shape, content))
     config = transformer.config.to_json()
     companions: list[Path] = []
     if source is not None:
@@ -65,13 +64,14 @@ def write_checkpoint(
     *,
     max_shard_bytes: int,
     source: str | None = None,
+    more_json: Mapping[str, dict[str, Any]] = {},
     on_bytes: Callable[[int], None] | None = None,
 ) -> None:
     """`write_shards` of files that are as large as `max_shard_bytes` allows."""
     if max_shard_bytes < 1:
         raise InputError.about("max_shard_bytes", f"is {max_shard_bytes}; it must be positive.")
     shards = list(_shards(tensors, max_shard_bytes))
-    write_shards(path, config, shards, companions, source=source, on_bytes=on_bytes)
+    write_shards(path, config, shards, companions, source=source, more_json=more_json, on_bytes=on_bytes)
 
 
 def write_shards(
@@ -81,12 +81,14 @@ def write_shards(
     companions: Iterable[Path] = (),
     *,
     source: str | None,
+    more_json: Mapping[str, dict[str, Any]] = {},
     on_bytes: Callable[[int], None] | None = None,
 ) -> None:
     """Write a checkpoint into a directory that is new, empty, or left by an interrupted run.
 
     source: identifies the numbers of the tensors; a run of the same source, configuration and layout keeps
     the complete files of an interrupted one. None: every file is written anew.
+    more_json: small files beside the companions, by name.
     """
     directory = Path(path)
     refuse_taken(directory)
@@ -98,6 +100,8 @@ def write_shards(
             journal = _Journal(directory, _identity(source, config, shards), names)
             for companion in companions:
                 write_whole(directory / companion.name, companion.read_bytes())
+            for name, content in more_json.items():
+                write_json(directory / name, content)
             for name, shard in zip(names, shards, strict=True):
                 if not journal.has(name):
                     journal.add(name, write_file(directory / name, shard, on_bytes))

@@ -31,6 +31,7 @@ COMMANDS = {
     "eval": "run a task: scores with intervals, steps, seconds",
     "merge": "write base plus adapter as one checkpoint",
     "quantize": "write a checkpoint in int8, int4 or NVFP4",
+    "export": "write a checkpoint for Transformers and vLLM",
     "info": "a model's size, parts and cache; does it fit here?",
     "new": "a random checkpoint for experiments",
     "pull": "fetch a checkpoint from the hub",
@@ -46,7 +47,8 @@ COMMANDS = {
 
 # These import torch, which takes a second or two, before they can say anything.
 IMPORT_TORCH_FIRST = (
-    "serve", "run-batch", "train", "eval", "merge", "quantize", "new", "doctor", "selfcheck", "conform"
+    "serve", "run-batch", "train", "eval", "merge", "quantize", "export", "new", "doctor", "selfcheck",
+    "conform",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Write a quantized checkpoint in a layout that other runtimes read too (compressed-tensors).
+"""Write a quantized checkpoint, in the layout of compressed-tensors; for other runtimes see `dgemma export`.
 
 Experts, nine tenths of the released model, get the bits of the format; the other linears and the embedding
 get eight; routers and norms stay as they are. Memory holds one block of rows. An interrupted run goes on

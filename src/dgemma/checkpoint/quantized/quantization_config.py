@@ -7,7 +7,7 @@ differently, are not read.
 Writing (`dgemma quantize`): experts are nine tenths of the released model and get the requested bits. The
 other linears and the embedding get int8 with a scale per row. Routers, norms and scalars are not quantized:
 they are small, and a router error sends a token to another expert. The layout is that of compressed-tensors
-with one module per expert, as other runtimes read it.
+with one module per expert. What other runtimes do not read of it, `checkpoint/export.py` dequantizes.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class QuantizationConfig:
 
     name: str
     experts: QuantizationScheme
-    others: QuantizationScheme = INT8
+    others: QuantizationScheme | None = INT8  # None: they are not quantized
 
     def scheme_of(self, spec: TensorSpec) -> QuantizationScheme | None:
         """The scheme of this tensor; None: it is not quantized."""
@@ -181,7 +181,8 @@ class QuantizationConfig:
     def to_json(self) -> dict[str, Any]:
         """`quantization_config`, as compressed-tensors reads it."""
         groups = {"group_0": _group(["re:.*experts\\.\\d+\\..*"], self.experts)}
-        groups["group_1"] = _group(["Linear", "Embedding"], self.others)
+        if self.others is not None:
+            groups["group_1"] = _group(["Linear", "Embedding"], self.others)
         layouts = {group["format"] for group in groups.values()}
         return {
             "quant_method": "compressed-tensors",
@@ -216,7 +217,9 @@ def _group(targets: list[str], scheme: QuantizationScheme) -> dict[str, Any]:
     match scheme:
         case CompressedPacked():
             layout = "pack-quantized"
-            weights |= {"num_bits": 4, "type": "int", "strategy": "group", "group_size": scheme.group_len}
+            strategy = "channel" if scheme.group_len is None else "group"
+            weights |= {"num_bits": scheme.bits, "type": "int", "symmetric": scheme.symmetric}
+            weights |= {"strategy": strategy, "group_size": scheme.group_len}
         case CompressedNvfp4():
             layout = "nvfp4-pack-quantized"
             weights |= {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}

@@ -31,10 +31,10 @@ def read_quantized(
     entry: QuantizedEntry, device: torch.device, on_bytes: Callable[[int], None] = lambda count: None
 ) -> QuantizedTensor:
     """The whole weight on `device`. Beside it, memory holds one module: a matrix, or half of an expert."""
-    out, inner = entry.module_shape
+    out, _ = entry.module_shape
     whole: QuantizedTensor | None = None
     for number, module in enumerate(entry.modules):
-        qdata = _read_module(entry, module, out, inner)
+        qdata = read_module(entry, module)
         if whole is None:
             whole = _allocate(qdata, entry.shape, device)
         for name, part in whole.parts.items():
@@ -52,7 +52,9 @@ def _allocate(module: QuantizedTensor, shape: tuple[int, ...], device: torch.dev
     return module.with_parts(parts)
 
 
-def _read_module(entry: QuantizedEntry, module: QuantizedModule, out: int, inner: int) -> QuantizedTensor:
+def read_module(entry: QuantizedEntry, module: QuantizedModule) -> QuantizedTensor:
+    """One of the modules that a weight is stored in: a matrix, or half of an expert."""
+    out, inner = entry.module_shape
     parts = {name: read_tensor(found) for name, found in module.entries.items()}
     try:
         return to_quantized_tensor(entry.scheme, parts, out, inner)
