@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dgemma.checkpoint.load import TORCH_DTYPES
 from dgemma.checkpoint.names import TensorSpec, tensor_specs
-from dgemma.checkpoint.quantized.reader import read_quantized
+from dgemma.checkpoint.quantized.reader import read_module
+from dgemma.checkpoint.quantized.tensor_index import QuantizedEntry
 from dgemma.checkpoint.safetensors_file import ITEM_BYTES, read_into
 from dgemma.checkpoint.source import CheckpointSource
 from dgemma.model.lora import detach
@@ -43,12 +44,11 @@ def fingerprint(transformer: Transformer) -> str:
 
 
 def file_fingerprint(source: CheckpointSource) -> str:
-    """The same fingerprint of a checkpoint on disk; of a quantized one, memory holds one weight at a time."""
+    """The same fingerprint of a checkpoint on disk; of a quantized one, memory holds one matrix at a time."""
 
     def sample(spec: TensorSpec) -> Tensor:
         if spec.name in source.quantized:
-            qdata = read_quantized(source.quantized[spec.name], torch.device("cpu")).qdata.view(torch.uint8)
-            return qdata.reshape(-1)[_positions(qdata.numel())]
+            return _quantized_sample(source.quantized[spec.name])
         entry = source.entries[spec.name]
         item = ITEM_BYTES[entry.dtype]
         positions = _positions(spec.size).tolist()
@@ -58,6 +58,19 @@ def file_fingerprint(source: CheckpointSource) -> str:
         return torch.frombuffer(buffer, dtype=TORCH_DTYPES[entry.dtype])
 
     return _digest(tensor_specs(source.config), sample)
+
+
+def _quantized_sample(entry: QuantizedEntry) -> Tensor:
+    """The quantized data at the positions in the whole weight; modules without one are not read."""
+    first = read_module(entry, entry.modules[0]).qdata
+    size = first.numel() * first.itemsize
+    positions = _positions(size * len(entry.modules))
+    del first
+    found = []
+    for number in (positions // size).unique().tolist():
+        qdata = read_module(entry, entry.modules[number]).qdata.view(torch.uint8)
+        found.append(qdata.reshape(-1)[positions[positions // size == number] % size])
+    return torch.cat(found)
 
 
 def _digest(specs: Iterable[TensorSpec], sample: Callable[[TensorSpec], Tensor]) -> str:

@@ -2,7 +2,7 @@
 
 A quantized model is dequantized. `--to vllm` leaves experts in packed integers (`dgemma quantize --format
 int4`) and makes only the rest plain: vLLM reads it, Transformers does not. It goes from file to file; memory
-holds one stored weight. An interrupted export goes on when the same command is given again."""
+holds one stored matrix. An interrupted export goes on when the same command is given again."""
 
 from __future__ import annotations
 
