@@ -47,6 +47,7 @@ PACKAGES: dict[str, set[str]] = {
     },
     "bench": {"errors", "events", "model", "checkpoint", "sampling", "language_model", "loading"},
     "scale": {"errors", "machine", "events", "engine"},
+    "plan": {"errors", "params", "model", "engine", "language_model", "bench", "scale"},
     "selfcheck": {"checkpoint", "language_model", "loading", "machine", "model"},
     "conform": {
         "errors", "params", "events", "model", "sampling", "checkpoint", "trace", "language_model", "loading",
@@ -66,18 +67,21 @@ PACKAGES: dict[str, set[str]] = {
         "errors", "params", "events", "durable_files", "machine", "kernels", "model", "structured_output",
         "checkpoint", "engine", "tasks",
         "selfcheck", "training", "evaluation", "bench", "scale", "sudoku", "forms", "trace", "conform",
-        "server", "__init__",
+        "plan", "server", "__init__",
     },
     "__init__": {
         "errors", "params", "events", "model", "sampling", "tasks", "forms", "trace", "language_model",
         "loading",
     },
 }  # fmt: skip
-TORCH_FREE_PACKAGES = ("text", "sudoku", "forms", "server", "tasks", "structured_output", "trace")
+TORCH_FREE_PACKAGES = (
+    "text", "sudoku", "forms", "server", "tasks", "structured_output", "trace", "plan",
+)  # fmt: skip
 TORCH_FREE = [
     "errors.py", "params.py", "events.py", "durable_files.py", "worker_process.py", "machine.py",
     "model/config.py", "model/model_part.py", "checkpoint/division.py",
-    "scale/replicated_engine.py", "scale/prefix_routes.py", "checkpoint/hub.py", "checkpoint/hub_cache.py",
+    "scale/replicated_engine.py", "scale/prefix_routes.py", "scale/autoscaling.py",
+    "checkpoint/hub.py", "checkpoint/hub_cache.py",
     "checkpoint/names.py", "checkpoint/presets.py", "checkpoint/parameter_count.py", "checkpoint/source.py",
     "checkpoint/safetensors_file.py", "checkpoint/adapter_source.py", "checkpoint/adapter_config.py",
     "training/report.py", "training/callbacks.py", "training/curves.py", "training/data/stream.py",

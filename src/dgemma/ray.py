@@ -109,7 +109,6 @@ class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc, unused-ignor
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
         self._running.pop(replica_id, None)
-        self._routes.lost(replica_id)
 
 
 def _hashes(pending: PendingRequest | None) -> Sequence[bytes]:

@@ -35,6 +35,7 @@ LINES: dict[str, tuple[list[str], list[list[str]]]] = {
     "list": ([], [["--json"]]),
     "rm": (["NAME"], [["--yes"]]),
     "bench": (["MODEL"], [["--json"]]),
+    "plan": (["MODEL"], [["--rps", "1", "--p99", "2"], ["--json"]]),
     "doctor": ([], [["--json"]]),
     "selfcheck": ([], [["--device", "cpu"]]),
     "conform": (["transformers", "MODEL"], [["--json"], ["--source", "DIR"]]),

@@ -112,6 +112,11 @@ def weight_bytes(config: ModelConfig, weight_format: str | WeightFormat) -> floa
     return parts.experts * form.experts + dense * form.dense + parts.embedding * form.embedding
 
 
+def cache_memory(config: ModelConfig, device: Device, weight_format: str | WeightFormat) -> float:
+    """What a device has left for the KV cache."""
+    return device.memory_bytes - weight_bytes(config, weight_format) - _EXTRA_BYTES
+
+
 def step_seconds(
     config: ModelConfig,
     device: Device,
@@ -125,6 +130,37 @@ def step_seconds(
     _check(canvases=canvases, context=context)
     span = _Work("denoise", canvases, config.canvas_len, context)
     return _forward(config, device, _format(weight_format), [span], _efficiency(device, efficiency))
+
+
+def engine_step_seconds(
+    config: ModelConfig,
+    device: Device,
+    weight_format: str | WeightFormat,
+    *,
+    canvases: int = 0,
+    causal: int = 0,
+    encoded: int = 0,
+    context: int = 1024,
+) -> float:
+    """A step of the engine: canvases or left-to-right sequences, and prompt or committed tokens with them."""
+    _check(canvases=canvases + 1, causal=causal + 1, encoded=encoded + 1, context=context)
+    spans = [
+        span
+        for span in (
+            _Work("denoise", canvases, config.canvas_len, context),
+            _Work("causal", causal, 1, context),
+            _Work("encode", 1, encoded, context),
+        )
+        if span.sequences and span.tokens
+    ]
+    form, name = _format(weight_format), device.device_class
+    seconds = _forward(config, device, form, spans, EFFICIENCY[name]).seconds
+    if not causal:
+        return seconds
+    # Published speeds left to right are of one sequence. What they lose more than a canvas does is taken as a
+    # time per forward (launches), not as a share: a large batch would lose it once.
+    alone = causal_seconds(config, device, form, context=context, efficiency=1.0).seconds
+    return seconds + alone * max(0.0, 1 / CAUSAL_EFFICIENCY[name] - 1 / EFFICIENCY[name])
 
 
 def causal_seconds(

@@ -38,6 +38,7 @@ COMMANDS = {
     "list": "the models on this machine",
     "rm": "delete a model from the hub cache",
     "bench": "what a step, a commit and a token cost here",
+    "plan": "how many replicas a load needs, and what they cost",
     "doctor": "what this machine has, and what that means",
     "selfcheck": "are the numbers right on this device?",
     "conform": "does another runtime compute the same?",

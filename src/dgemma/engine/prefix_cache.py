@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dgemma.engine.block_pool import BlockPool
 
 BLOCK_SIZE = 32  # tokens
+_TOKEN_BYTES = array("q").itemsize
 BlockHash = bytes
 """Hash of all tokens up to the end of a block: equal hashes, equal contents."""
 
@@ -33,9 +34,12 @@ class BlockHashChain:
     def add(self, tokens: Sequence[int]) -> None:
         pending = [*self._rest, *tokens]
         complete = len(pending) // self._block_size * self._block_size
-        for start in range(0, complete, self._block_size):
-            contents = array("q", pending[start : start + self._block_size]).tobytes()
-            self._last = hashlib.blake2b(self._last + contents, digest_size=16).digest()
+        contents = array("q", pending[:complete]).tobytes()
+        block = self._block_size * _TOKEN_BYTES
+        for start in range(0, len(contents), block):
+            self._last = hashlib.blake2b(
+                self._last + contents[start : start + block], digest_size=16
+            ).digest()
             self.hashes.append(self._last)
         self._rest = pending[complete:]
 

@@ -60,15 +60,11 @@ class PrefixRoutes(Generic[Replica]):
         while len(self._replicas_of) > self._max_blocks:
             self._replicas_of.popitem(last=False)
 
-    def lost(self, replica: Replica) -> None:
-        """A replica is gone, and its cache."""
-        for key in [key for key, replicas in self._replicas_of.items() if replica in replicas]:
-            del self._replicas_of[key][replica]
-            if not self._replicas_of[key]:
-                del self._replicas_of[key]
-
     def _having(self, hashes: Sequence[bytes], among: Container[Replica]) -> list[Replica]:
-        """The replicas that have most of the prompt. A block's hash stands for all before it too."""
+        """The replicas that have most of the prompt. A block's hash stands for all before it too.
+
+        Those that are gone are left out here, and forgotten as their blocks grow old.
+        """
         for key in reversed(hashes):
             having = [replica for replica in self._replicas_of.get(key, ()) if replica in among]
             if having:
