@@ -150,10 +150,12 @@ def test_ranks_answer_mixed_requests_as_one_process(
     def cancelled(row: int) -> bool:
         return row % 9 == 4
 
+    if size > 2 and not IS_FULL:  # more ranks take turns at the same processors
+        requests = requests[:9]
     with torch.inference_mode():
         expected = answer_all(engine_of(source, ALONE), requests, cancelled)
     found = on_ranks(size, lead(source, requests, cancelled))[0]
-    assert len(found) >= 0.8 * NUM_REQUESTS
+    assert len(found) >= 0.8 * len(requests)
     assert found.keys() == expected.keys()
     for row, answer in found.items():
         assert answer.tokens == expected[row].tokens, row

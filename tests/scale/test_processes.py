@@ -28,7 +28,6 @@ from dgemma.checkpoint.random_weights import write_random
 from dgemma.cli.main import main
 from rank_processes import run_processes, run_rank
 from server.real_server import RealServer, serving, write_adapters
-from server.served import eventually
 from sizes import IS_FULL
 
 pytestmark = pytest.mark.skipif(
@@ -110,7 +109,10 @@ def test_a_command_starts_the_other_ranks_and_ends_them(
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout == alone
-    eventually(lambda: not running_with(str(checkpoint)))
+    end = time.monotonic() + 60
+    while running_with(str(checkpoint)):
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def running_with(argument: str) -> list[psutil.Process]:
