@@ -1,10 +1,11 @@
 """Replicas on Ray Serve: the texts of one process, what a killed one costs, and the way through Ray.
 
-    python -m benchmarks.replicas                    (needs dgemma[ray]; 6 minutes alone on two cores)
+    python -m benchmarks.replicas                    (needs dgemma[ray]; 15 minutes alone on two cores)
 
 The plain server and the one of two replicas answer the same requests over a socket. Then one replica after
-another is killed (SIGKILL) while requests run, streams among them. Last, conversations of several turns, and
-how much of their prompts was found in a prefix cache.
+another is killed (SIGKILL) while requests run, streams among them, and all are replaced (SIGHUP). Last,
+conversations of several turns, and how much of their prompts was found in a prefix cache: by the router that
+knows prefixes, and by Ray's own, which takes the less loaded of two.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -52,7 +54,10 @@ def main() -> None:
         )
         findings["replicas_s"] = latencies(server)
         findings["kills"] = kill_replicas(server, expected, args.kills)
-        findings["prefix_hit_share"] = converse(server, args.conversations)
+        findings["rolling_replacement"] = replace_all(server, expected)
+        findings["prefix_hit_share"] = {"prefix": converse(server, args.conversations)}
+    with served((*flags, "--routing", "load"), threads=1, starts_within_s=300, ends_within_s=60) as server:
+        findings["prefix_hit_share"]["load"] = converse(server, args.conversations)
     record.write("replicas", findings, args.suffix)
 
 
@@ -138,6 +143,37 @@ def kill_replicas(server: Served, expected: list[str], count: int) -> dict[str, 
         "failed": failed,
         "other_texts": wrong,
         "capacity_back_s": back,
+    }
+
+
+def replace_all(server: Served, expected: list[str]) -> dict[str, Any]:
+    """Requests all the time, while each replica is replaced by a new one."""
+    before = {replica.pid for replica in replicas_of(server)}
+    rng, asked, began = random.Random(2), [], time.perf_counter()
+    server.process.send_signal(signal.SIGHUP)
+    wrong = failed = 0
+    with ThreadPoolExecutor(4) as pool:
+        while time.perf_counter() - began < _TIMEOUT_S:
+            is_done = any(entry["event"] == "all replicas are replaced" for entry in server.entries())
+            while not is_done and sum(not one.done() for one, _ in asked) < 4:
+                number = rng.randrange(REQUESTS)
+                asked.append((pool.submit((answer, streamed)[len(asked) % 2], server, number), number))
+            if is_done:
+                break
+            time.sleep(0.2)
+        seconds = time.perf_counter() - began
+        for one, number in asked:
+            try:
+                wrong += one.result() != expected[number]
+            except (httpx2.HTTPError, AssertionError) as error:
+                print(f"failed: {error!r}", flush=True)
+                failed += 1
+    return {
+        "seconds": round(seconds, 1),
+        "new_processes": len({replica.pid for replica in replicas_of(server)} - before),
+        "requests": len(asked),
+        "failed": failed,
+        "other_texts": wrong,
     }
 
 

@@ -6,10 +6,12 @@ application as in one process; its engine is a `ReplicatedEngine` over the deplo
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+import threading
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import fields, replace
 from typing import Any
 
@@ -18,7 +20,12 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is import
 import ray
 from ray import serve
 from ray.exceptions import RayActorError, RayError
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import (
+    AutoscalingConfig,
+    AutoscalingContext,
+    AutoscalingPolicy,
+    RequestRouterConfig,
+)
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
@@ -28,19 +35,25 @@ from dgemma.engine.request import EngineRequest
 from dgemma.engine.service import EngineEvent, EngineStats, ServedModel
 from dgemma.errors import DgemmaError, InputError
 from dgemma.machine import choose_threads
+from dgemma.scale.autoscaling import Autoscaler, AutoscalingRule
 from dgemma.scale.prefix_routes import PrefixRoutes
 from dgemma.scale.replicated_engine import ReplicaLostError, ReplicatedEngine
 from dgemma.server.http.settings import Adapter, LoadOptions, Settings
 
 NAME = "dgemma"
 _OBJECT_STORE_BYTES = 100 << 20  # requests and events are small
-_AGENT_STARTS_WITHIN_MS = 120_000  # Ray's own 15 seconds are too few beside a model that is loading
+_DOWN_AFTER_S = 300.0
+_STARTS = 3
+_STARTS_WITHIN_S = 120  # of each of Ray's processes
 
 
 class Replica:
-    """A deployment: one engine with the whole model. All calls run in its event loop."""
+    """A deployment: one engine with the whole model. All calls run in its event loop.
 
-    def __init__(self, model: str, options: LoadOptions, settings: Settings) -> None:
+    version: for Ray Serve, which replaces replicas whose arguments have changed.
+    """
+
+    def __init__(self, model: str, options: LoadOptions, settings: Settings, version: int = 0) -> None:
         import torch
 
         from dgemma.loading import load
@@ -153,36 +166,67 @@ class RayReplicas:
         return found
 
 
-def deployment(model: str, options: LoadOptions, settings: Settings, *, on_this_machine: bool) -> Any:
-    """The engines of an application. on_this_machine: they share its processor and its memory."""
-    threads = options.threads
+def wanted_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    """For Ray Serve, which calls it every ten seconds: the planner's rule."""
+    state = context.policy_state
+    rule = AutoscalingRule(
+        min_replicas=context.capacity_adjusted_min_replicas,
+        max_replicas=context.capacity_adjusted_max_replicas,
+        down_after_s=_DOWN_AFTER_S,
+    )
+    scaler = Autoscaler(rule, less_since=state.get("less_since"))
+    wanted = scaler.wanted(
+        replicas=context.target_num_replicas,
+        slots_each=round(context.config.target_ongoing_requests),
+        requests=math.ceil(context.total_num_requests),
+        now=context.current_time or 0.0,
+    )
+    return wanted, {"less_since": scaler.less_since}
+
+
+def deployment(
+    model: str, options: LoadOptions, settings: Settings, *, on_this_machine: bool, version: int = 0
+) -> Any:
+    """The engines of an application. on_this_machine: they share its processor and its memory.
+
+    version: another one replaces all replicas, one after another, as other arguments would.
+    """
+    threads, most = options.threads, settings.max_replicas or settings.replicas
     if on_this_machine:
-        threads = threads or max(1, choose_threads() // settings.replicas)
-        settings = replace(settings, memory_fraction=settings.memory_fraction / settings.replicas)
+        threads = threads or max(1, choose_threads() // most)
+        settings = replace(settings, memory_fraction=settings.memory_fraction / most)
     resources: dict[str, float] = {"num_cpus": 0 if on_this_machine else threads or 1}
     if options.device.startswith(("cuda", "gpu")):
         resources["num_gpus"] = 1
+    scaling: dict[str, Any] = {"num_replicas": settings.replicas}
+    if most > settings.replicas:
+        scaling = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=settings.replicas,
+                max_replicas=most,
+                target_ongoing_requests=settings.max_num_seqs,
+                upscale_delay_s=0,
+                downscale_delay_s=0,  # the rule waits itself
+                policy=AutoscalingPolicy(policy_function="dgemma.ray:wanted_replicas"),
+            )
+        }
+    if settings.routing == "prefix":
+        scaling["request_router_config"] = RequestRouterConfig(request_router_class=PrefixRouter)
     made: Any = serve.deployment(
         name="Replica",
-        num_replicas=settings.replicas,
         # The engine's own queue refuses more, with the error of one process.
         max_ongoing_requests=2 * (settings.max_num_seqs + settings.queue_len),
         ray_actor_options=resources,
         health_check_period_s=5,
         health_check_timeout_s=30,
         graceful_shutdown_timeout_s=settings.drain_timeout_s,
-        request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
+        **scaling,
     )(Replica)
-    return made.bind(model, replace(options, threads=threads), settings)
+    return made.bind(model, replace(options, threads=threads), settings, version)
 
 
-@contextmanager
-def local_replicas(model: str, options: LoadOptions, settings: Settings) -> Iterator[ReplicatedEngine]:
-    """A Ray of this machine, with `settings.replicas` engines. It ends with the block."""
-    # Ray's processes listen on all interfaces. A Ray of this machine asks for this secret (from 2.59 on).
-    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    os.environ.setdefault("RAY_agent_register_timeout_ms", str(_AGENT_STARTS_WITHIN_MS))
-    try:
+def _start_ray() -> None:
+    for attempt in range(1, _STARTS + 1):
         try:
             ray.init(
                 address="local",
@@ -191,18 +235,53 @@ def local_replicas(model: str, options: LoadOptions, settings: Settings) -> Iter
                 logging_level="ERROR",
                 log_to_driver=False,
             )
+        except Exception:  # on a busy machine its parts do not wait long enough for each other
+            ray.shutdown()
+            if attempt == _STARTS:
+                raise
+        else:
+            return
+
+
+class LocalReplicas:
+    """A Ray of this machine, with `settings.replicas` engines. It ends with the block."""
+
+    def __init__(self, model: str, options: LoadOptions, settings: Settings) -> None:
+        self._asked = model, options, settings
+        self._version = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> ReplicatedEngine:
+        # Ray's processes listen on all interfaces. A Ray of this machine asks for this secret (from 2.59 on).
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", str(_STARTS_WITHIN_S))
+        try:
+            _start_ray()
             serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
-            bound = deployment(model, options, settings, on_this_machine=True)
-            handle = serve.run(bound, name=NAME, route_prefix=None)
+            handle = self._run()
             served: ServedModel = handle.served.remote().result()
             stats: Sequence[EngineStats] = handle.broadcast("stats").results(timeout_s=60)
         except Exception as error:  # Ray's own are of many kinds
+            ray.shutdown()
             raise DgemmaError(
-                f"Ray did not start {settings.replicas} replicas (/tmp/ray/session_latest/logs): {error}"
+                f"Ray did not start {self._asked[2].replicas} replicas"
+                f" (/tmp/ray/session_latest/logs): {error}"
             ) from error
-        yield ReplicatedEngine(served, RayReplicas(handle), stats)
-    finally:
+        return ReplicatedEngine(served, RayReplicas(handle), stats)
+
+    def __exit__(self, *_: object) -> None:
         ray.shutdown()
+
+    def replace_all(self) -> None:
+        """One after another, each with the files that are there now. Running requests are finished."""
+        with self._lock:
+            self._version += 1
+            self._run()
+
+    def _run(self) -> DeploymentHandle[Any]:
+        model, options, settings = self._asked
+        bound = deployment(model, options, settings, on_this_machine=True, version=self._version)
+        return serve.run(bound, name=NAME, route_prefix=None)
 
 
 # In a cluster

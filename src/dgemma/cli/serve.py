@@ -8,9 +8,12 @@ endpoints, their fields and the metrics."""
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from socket import socket
+from threading import Thread
 
 from dgemma.cli.options import is_helper, joined_ranks
 from dgemma.cli.playground_facts import playground_facts
@@ -73,6 +76,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _replace_on_hangup(replace_all: Callable[[], None]) -> None:
+    """SIGHUP, as for servers that read their files again: new weights without a break."""
+
+    def replace() -> None:
+        from dgemma.server.http.log import LOGGER
+
+        LOGGER.info("replacing all replicas")
+        try:
+            replace_all()
+        except Exception:  # Ray's own are of many kinds; the old replicas serve on
+            LOGGER.exception("the replicas were not replaced")
+        else:
+            LOGGER.info("all replicas are replaced")
+
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, lambda *_: Thread(target=replace, daemon=True).start())
+
+
 def _serve_replicas(model: str, options: LoadOptions, settings: Settings, listener: socket | None) -> int:
     """The server in this process, its engines in others."""
     from dgemma.checkpoint.hub import resolve
@@ -86,12 +107,14 @@ def _serve_replicas(model: str, options: LoadOptions, settings: Settings, listen
             f"is {settings.tensor_parallel} with {settings.replicas} replicas; give one of them.",
         )
     try:
-        from dgemma.ray import local_replicas
+        from dgemma.ray import LocalReplicas
     except ImportError:
         raise InputError("replicas need Ray Serve; run: pip install 'dgemma[ray]'") from None
     path = resolve(model)  # on this machine once, before all replicas read it
     LOGGER.info("starting Ray and %d replicas, which takes a minute", settings.replicas)
-    with local_replicas(str(path), options, settings) as engine:
+    replicas = LocalReplicas(str(path), options, settings)
+    with replicas as engine:
+        _replace_on_hangup(replicas.replace_all)
         text = CheckpointText.of_files(path, engine.model)
         facts = playground_facts(model, settings, engine.model, text) if settings.playground else None
         serve(settings, engine, text, listener, facts)

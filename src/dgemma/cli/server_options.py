@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dgemma.cli.options import load_with_progress, thread_count
 from dgemma.cli.views.progress import print_line
 from dgemma.errors import InputError, suggestion
-from dgemma.server.http.settings import LOG_FORMATS, Adapter, LoadOptions, Settings, is_usable_name
+from dgemma.server.http.settings import (
+    LOG_FORMATS,
+    ROUTINGS,
+    Adapter,
+    LoadOptions,
+    Settings,
+    is_usable_name,
+)
 from dgemma.tasks.calibration import Calibration
 
 if TYPE_CHECKING:
@@ -153,6 +160,10 @@ SERVER_FLAGS = (
     Flag("--prefill-chunk", "prefill_chunk", int, "N", "prompt tokens read in one go", in_batch=True),
     Flag("--replicas", "replicas", int, "N",
          "engines, each with the whole model, behind one server, by Ray Serve (dgemma[ray])"),
+    Flag("--max-replicas", "max_replicas", int, "N", "started while the load needs them",
+         unset="as many as --replicas"),
+    Flag("--routing", "routing", str, "R", "prefix: to the replica that has the prompt's beginning; or load",
+         choices=ROUTINGS),
     Flag("--tensor-parallel", "tensor_parallel", int, "N",
          "processes that compute the model together, each with a part of its weights"),
     Flag("--queue-len", "queue_len", int, "N", "requests that may wait"),

@@ -32,6 +32,7 @@ class Fleet:
     replicas: int
     steps: Sequence[int] = (16,)
     routing: Routing = "prefix"
+    router_blocks: int = 200_000
     start_s: float = 60.0
     mean_life_s: float = math.inf
     overhead_s: float = 0.0
@@ -43,6 +44,7 @@ class LoadResult:
     """Of the requests that arrived after the warm-up; those without an answer at the end are `unfinished`."""
 
     duration_s: float
+    ended_s: float = 0.0  # when the last answer was whole
     finished: int = 0
     unfinished: int = 0
     retried: int = 0
@@ -79,38 +81,40 @@ def simulate(
     duration_s: float,
     warm_up_s: float = 0.0,
     seed: int = 0,
+    arrivals: Arrivals | None = None,
     give_up: Callable[[LoadResult], bool] = lambda _: False,
     log: Callable[[str], None] = lambda _: None,
 ) -> LoadResult:
     """Requests arrive for `warm_up_s` and `duration_s`; then as much time again passes at most.
 
-    give_up: asked after each answer; where it is true, all others stay without one.
+    arrivals: instead of those that `traffic` describes. give_up: asked after each answer; where it is true,
+    all others stay without one.
     """
     traffic.check()
-    return _Simulation(fleet, traffic, duration_s, warm_up_s, seed, give_up, log).run()
+    arrivals = arrivals or Arrivals(traffic, seed)
+    return _Simulation(fleet, arrivals, duration_s, warm_up_s, seed, give_up, log).run()
 
 
 class _Simulation:
     def __init__(
         self,
         fleet: Fleet,
-        traffic: Traffic,
+        arrivals: Arrivals,
         duration_s: float,
         warm_up_s: float,
         seed: int,
         give_up: Callable[[LoadResult], bool],
         log: Callable[[str], None],
     ) -> None:
-        self._fleet, self._traffic = fleet, traffic
+        self._fleet, self._arrivals = fleet, arrivals
         self._warm_up_s, self._last_arrival = warm_up_s, warm_up_s + duration_s
         self._random = random.Random(seed)  # noqa: S311
-        self._arrivals = Arrivals(traffic, seed)
-        self._beginnings = self._arrivals.beginnings()
+        self._beginnings = arrivals.beginnings()
         self._give_up, self._log = give_up, log
         self._is_given_up = False
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._count = 0
-        self._routes: PrefixRoutes[int] = PrefixRoutes(seed=seed)
+        self._routes: PrefixRoutes[int] = PrefixRoutes(blocks=fleet.router_blocks, seed=seed)
         self._replicas: dict[int, SimulatedReplica] = {}
         self._loads: dict[int, int] = {}  # of replicas that take requests
         self._open: list[int] = []  # the same, to choose from
@@ -127,8 +131,7 @@ class _Simulation:
     def run(self) -> LoadResult:
         for _ in range(self._fleet.replicas):
             self._open_replica(0.0)
-        self._following = next(self._beginnings)
-        self._at(self._following.arrived, self._arrive)
+        self._expect_next()
         if self._scaler is not None:
             self._at(_SCALE_EVERY_S, self._scale)
         ends = self._last_arrival + max(self._found.duration_s, 60.0)
@@ -145,7 +148,7 @@ class _Simulation:
         for number in list(self._replicas):
             self._close_replica(number, now)
         found = self._found
-        found.unfinished = self._pending
+        found.unfinished, found.ended_s = self._pending, now
         found.utilisation = self._busy_s / self._alive_s if self._alive_s else 0.0
         found.mean_rows = self._row_s / self._busy_s if self._busy_s else 0.0
         return found
@@ -156,20 +159,22 @@ class _Simulation:
 
     # Requests
 
-    def _arrive(self, now: float) -> None:
-        self._route(self._following, now)
-        self._following = next(self._beginnings)
-        if self._following.arrived <= self._last_arrival:
-            self._at(self._following.arrived, self._arrive)
+    def _expect_next(self) -> None:
+        following = next(self._beginnings, None)
+        if following is not None and following.arrived <= self._last_arrival:
+            self._at(following.arrived, lambda at: self._arrive(following, at))
+
+    def _arrive(self, request: TrafficRequest, now: float) -> None:
+        self._route(request, now)
+        self._expect_next()
 
     def _route(self, answer: TrafficRequest, now: float) -> None:
         if not answer.attempts:
             canvas_len = self._fleet.shape.canvas_len
-            answer.steps = (
-                canvases_of(answer.length, canvas_len, self._fleet.steps, self._random)
-                if canvas_len
-                else [answer.length]
-            )
+            if canvas_len is None:
+                answer.steps = [answer.length]
+            elif not answer.steps:
+                answer.steps = canvases_of(answer.length, canvas_len, self._fleet.steps, self._random)
             self._pending += answer.arrived >= self._warm_up_s
         answer.attempts += 1
         if not self._open:

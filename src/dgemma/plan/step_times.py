@@ -53,7 +53,7 @@ class MeasuredTimes:
     by_rows: pairs of canvases and seconds, in order; between them it is linear.
     """
 
-    by_rows: Sequence[tuple[int, float]]
+    by_rows: Sequence[tuple[float, float]]
     encode_s: float  # what encoding anything adds to a step of canvases
     token_s: float  # each encoded token
     encode_alone_s: float = 0.0  # a step without canvases

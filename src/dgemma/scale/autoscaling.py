@@ -30,9 +30,11 @@ class AutoscalingRule:
 
 
 class Autoscaler:
-    def __init__(self, rule: AutoscalingRule) -> None:
+    """less_since: when the load became less than the replicas are for, if it is."""
+
+    def __init__(self, rule: AutoscalingRule, less_since: float | None = None) -> None:
         self._rule = rule
-        self._less_since: float | None = None
+        self.less_since = less_since
 
     def wanted(self, *, replicas: int, slots_each: int, requests: int, now: float) -> int:
         """replicas: that run or start. requests: running and waiting on all of them."""
@@ -40,8 +42,8 @@ class Autoscaler:
         needed = math.ceil(requests / (slots_each * rule.target))
         needed = min(max(needed, rule.min_replicas), rule.max_replicas)
         if needed >= replicas:
-            self._less_since = None
+            self.less_since = None
             return needed
-        if self._less_since is None:
-            self._less_since = now
-        return needed if now - self._less_since >= rule.down_after_s else replicas
+        if self.less_since is None:
+            self.less_since = now
+        return needed if now - self.less_since >= rule.down_after_s else replicas

@@ -15,6 +15,7 @@ _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 _ORIGIN = re.compile(r"https?://[a-z0-9.\[\]:-]+")
 ANY_ORIGIN = "*"
 LOG_FORMATS = ("auto", "text", "json")
+ROUTINGS = ("prefix", "load")
 
 
 def is_usable_name(name: str) -> bool:
@@ -86,6 +87,10 @@ class Settings:
     """Answers being written at once."""
     replicas: int = 1
     """Engines, each with the whole model."""
+    max_replicas: int | None = None
+    """Started while the load needs them; None: their number stays."""
+    routing: str = "prefix"
+    """To replicas: the one with the longest prefix of the prompt, or by load alone."""
     tensor_parallel: int = 1
     """Processes that compute the model together."""
     prefill_chunk: int = 1024
@@ -167,6 +172,10 @@ class Settings:
                 )
         if self.log_format not in LOG_FORMATS:
             raise InputError(f"log_format is {self.log_format!r}; give one of {', '.join(LOG_FORMATS)}.")
+        if self.routing not in ROUTINGS:
+            raise InputError(f"routing is {self.routing!r}; give one of {', '.join(ROUTINGS)}.")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise InputError(f"max_replicas is {self.max_replicas}, less than the {self.replicas} replicas.")
         for key in self.api_keys:
             if not _KEY.fullmatch(key):
                 # The key itself stays out of the message: it may end in a log.
@@ -194,7 +203,7 @@ def _shown(limit: float) -> str:
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("port", 0, 65535), ("max_model_len", 1, 1 << 31), ("memory_fraction", 0.01, 1),
     ("canvas_length", 1, 1 << 16), ("max_num_seqs", 1, 1 << 16), ("tensor_parallel", 1, 64),
-    ("replicas", 1, 4096),
+    ("replicas", 1, 4096), ("max_replicas", 1, 4096),
     ("prefill_chunk", 64, 1 << 20),  # the engine prefills whole blocks
     ("queue_len", 0, 1 << 20), ("max_body_bytes", 1, 1 << 30), ("max_prompt_tokens", 1, 1 << 31),
     ("max_choices", 1, 1024), ("max_concurrent_requests", 1, 1 << 20), ("request_timeout_s", 0.01, 86_400),
@@ -211,7 +220,7 @@ _REAL = (
     "compile_seconds_per_minute", "compile_timeout_s", "header_timeout_s", "send_timeout_s",
 )  # fmt: skip
 _MAY_BE_NONE = (
-    "max_model_len", "canvas_length", "max_prompt_tokens", "requests_per_minute", "tokens_per_minute",
-    "max_key_seqs", "compile_seconds_per_minute",
+    "max_replicas", "max_model_len", "canvas_length", "max_prompt_tokens", "requests_per_minute",
+    "tokens_per_minute", "max_key_seqs", "compile_seconds_per_minute",
 )  # fmt: skip
 assert {name for name, _, _ in _RANGES} < {entry.name for entry in fields(Settings)}

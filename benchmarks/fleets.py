@@ -1,0 +1,111 @@
+"""From one replica to a thousand, simulated: latencies, prefixes, failures, and what a router must remember.
+
+    python -m benchmarks.fleets                      (30 minutes of one core)
+
+DGX Sparks by the cost model, each with the same load: conversations of four turns whose system prompts are
+shared by Zipf's law. The last fleet, of a thousand, is simulated for an hour of its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from dataclasses import replace
+from typing import Any
+
+from benchmarks import record
+from dgemma.plan.fleet import Fleet, simulate
+from dgemma.plan.hardware import Hardware, predicted_shape
+from dgemma.plan.traffic import Traffic
+from dgemma.scale.autoscaling import AutoscalingRule
+from dgemma.scale.prefix_routes import PrefixRoutes
+
+SIZES = (1, 2, 4, 16, 64, 256)
+LARGEST = 1000
+RATE_EACH = 0.1
+SHAPE = predicted_shape(Hardware.parse("dgx-spark"), "nvfp4", max_len=16_384, block_size=64)
+TRAFFIC = Traffic(
+    rate=RATE_EACH, prompt=800, answer=256, shared=500, system_prompts=200, turns=4, think_s=20
+)  # fmt: skip
+FAILING = {"mean_life_s": 6 * 3600.0, "start_s": 120.0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--largest", type=int, default=LARGEST, help="replicas of the last fleet")
+    parser.add_argument("--hours", type=float, default=1.0, help="of the last fleet")
+    parser.add_argument("--suffix", default="", help="of the result file's name")
+    args = parser.parse_args()
+    gc.disable()  # nothing here is a cycle worth looking for
+    found: dict[str, Any] = {"device": "dgx-spark", "requests_per_s_of_each": RATE_EACH}
+    found["choices"] = [choose_us(count) for count in (2, 64, args.largest)]
+    found["sizes"] = [
+        run(Fleet(shape=SHAPE, replicas=count, routing=routing), 600.0)
+        for count in SIZES
+        for routing in ("prefix", "load", "random")
+    ]
+    found["cold_starts"] = [cold(start_s) for start_s in (10.0, 60.0, 300.0)]
+    whole = Fleet(shape=SHAPE, replicas=args.largest, **FAILING)
+    found["router_memory"] = [
+        {"blocks": blocks, **run(replace(whole, router_blocks=blocks), 300.0)}
+        for blocks in (2_000, 20_000, 200_000)
+    ]
+    found["largest"] = run(whole, 3600 * args.hours)
+    record.write("fleets", found, args.suffix)
+
+
+def run(fleet: Fleet, duration_s: float) -> dict[str, Any]:
+    began = time.perf_counter()
+    traffic = replace(TRAFFIC, rate=RATE_EACH * fleet.replicas)
+    found = simulate(fleet, traffic, duration_s=duration_s, warm_up_s=min(duration_s / 5, 120.0))
+    row = {
+        "replicas": fleet.replicas,
+        "routing": fleet.routing,
+        "simulated_s": duration_s,
+        "requests": found.finished,
+        "unfinished": found.unfinished,
+        "failures": found.failures,
+        "retried": found.retried,
+        "p50_s": round(found.quantile(0.5), 3),
+        "p99_s": round(found.quantile(0.99), 3),
+        "utilisation": round(found.utilisation, 3),
+        "prefix_hit_share": round(found.hit_share, 4),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+    print(row, flush=True)
+    gc.collect()
+    return row
+
+
+def cold(start_s: float) -> dict[str, Any]:
+    """A day's climb in ten minutes: twice as many requests come as the first replicas can take."""
+    rule = AutoscalingRule(min_replicas=8, max_replicas=64)
+    fleet = Fleet(shape=SHAPE, replicas=8, autoscaling=rule, start_s=start_s)
+    found = simulate(fleet, replace(TRAFFIC, rate=RATE_EACH * 64), duration_s=600.0)
+    row = {
+        "start_s": start_s,
+        "p50_s": round(found.quantile(0.5), 3),
+        "p99_s": round(found.quantile(0.99), 3),
+        "most_replicas": max(count for _, count in found.num_replicas),
+    }
+    print(row, flush=True)
+    return row
+
+
+def choose_us(count: int) -> dict[str, Any]:
+    """Microseconds of a choice among `count` replicas, each of which has seen the system prompts."""
+    routes: PrefixRoutes[int] = PrefixRoutes()
+    loads = dict.fromkeys(range(count), 0)
+    replicas = list(loads)
+    prompts = [[bytes([prompt, block]) for block in range(12)] for prompt in range(200)]
+    for number in range(20 * count):
+        routes.sent(prompts[number % 200], number % count)
+    began = time.perf_counter()
+    for number in range(5000):
+        routes.sent(prompts[number % 200], routes.choose(prompts[number % 200], loads, replicas))
+    return {"replicas": count, "microseconds": round(1e6 * (time.perf_counter() - began) / 5000, 1)}
+
+
+if __name__ == "__main__":
+    main()
