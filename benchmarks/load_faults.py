@@ -169,7 +169,9 @@ async def drain_one(
     server.process.send_signal(signal.SIGTERM)
     began = time.perf_counter()
     exited = asyncio.create_task(asyncio.to_thread(server.process.wait, within_s + 30))
-    await asyncio.sleep(0.05)  # a signal takes a moment to be heard
+    # A signal takes a moment to be heard.
+    while not exited.done() and not any(entry["event"] == "draining" for entry in server.entries()):
+        await asyncio.sleep(0.02)
     while not exited.done():
         refusals[_refusal(await ask(server.port, CHAT, {"model": MODEL, "messages": []}))] += 1
         await asyncio.sleep(0.1)

@@ -74,7 +74,7 @@ class Served:
         }
 
     async def at_rest(
-        self, patience_s: float = 10.0, headers: dict[str, str] | None = None
+        self, patience_s: float = 60.0, headers: dict[str, str] | None = None
     ) -> dict[str, float]:
         """What is in use when that is nothing, or when patience is at its end."""
         ends_at = time.monotonic() + patience_s

@@ -10,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -20,6 +22,7 @@ import pytest
 
 from cli.fake_model import FakeModel
 from dgemma.checkpoint.presets import PRESETS
+from dgemma.cli import serve
 from dgemma.cli.main import main
 from dgemma.cli.server_options import (
     BATCH_FLAGS,
@@ -238,6 +241,32 @@ def test_importing_the_commands_imports_neither_torch_nor_the_server() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr == "set()\n"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP here")
+def test_a_hangup_replaces_the_replicas_and_a_failure_of_it_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, is_called = signal.getsignal(signal.SIGHUP), threading.Event()
+    told: list[str] = []
+    monkeypatch.setattr(LOGGER, "info", told.append)
+    monkeypatch.setattr(LOGGER, "exception", told.append)
+
+    def fails() -> None:
+        is_called.set()
+        raise RuntimeError("Ray's own")
+
+    try:
+        serve._replace_on_hangup(fails)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert is_called.wait(60)
+        deadline = time.monotonic() + 60
+        while len(told) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert told == ["replacing all replicas", "the replicas were not replaced"]
 
 
 def flag_rows(page: str, heading: str) -> Iterator[tuple[str, str, str]]:
