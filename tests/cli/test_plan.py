@@ -46,6 +46,11 @@ def test_json_of_a_model_that_is_measured_here(capsys: pytest.CaptureFixture[str
         (["--hardware", "h100", "--prompt", "0"], "prompt is 0"),
         (["--hardware", "h100", "--svg", "/nowhere/at/all.svg"], "there is no directory"),
         (["--hardware", "rtx4090", "--format", "bf16"], "do not fit"),
+        (["--hardware", "h100", "--mean-life", "0"], "mean_life_s is 0"),
+        (["--hardware", "h100", "--start", "-1"], "start_s is -1"),
+        (["--hardware", "h100", "--p99", "0"], "p99_s is 0"),
+        (["--hardware", "h100", "--rps", "1e9"], "more than 4096 replicas"),
+        (["--hardware", "h100", "--answer", "400000"], "does not fit"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dgemma.engine.prefix_cache import BlockHashChain
+from dgemma.errors import InputError
 from dgemma.plan.simulated_replica import ReplicaShape, SimulatedReplica
 from dgemma.plan.traffic import Arrivals, Traffic, TrafficRequest, canvases_of
 from dgemma.scale.autoscaling import Autoscaler, AutoscalingRule
@@ -37,6 +38,12 @@ class Fleet:
     mean_life_s: float = math.inf
     overhead_s: float = 0.0
     autoscaling: AutoscalingRule | None = None
+
+    def check(self) -> None:
+        if not self.mean_life_s > 0:
+            raise InputError.about("mean_life_s", f"is {self.mean_life_s}; it must be more than 0.")
+        if not 0 <= self.start_s < math.inf:
+            raise InputError.about("start_s", f"is {self.start_s}; it must be at least 0.")
 
 
 @dataclass
@@ -91,6 +98,7 @@ def simulate(
     all others stay without one.
     """
     traffic.check()
+    fleet.check()
     arrivals = arrivals or Arrivals(traffic, seed)
     return _Simulation(fleet, arrivals, duration_s, warm_up_s, seed, give_up, log).run()
 

@@ -96,15 +96,18 @@ def size(
     """fleet: of any number of replicas, without a rule of its own for it."""
     if fleet.autoscaling is not None:
         raise InputError.about("autoscaling", "is set; the planner looks for a number that does not change.")
-    alone = _trial(replace(fleet, replicas=1), replace(traffic, rate=1e-3), 100, goal)
+    if not 0 < goal.p99_s < math.inf:
+        raise InputError.about("p99_s", f"is {goal.p99_s}; it must be more than 0.")
+    one = replace(fleet, replicas=1, mean_life_s=math.inf)
+    alone = _trial(one, replace(traffic, rate=1e-3), 100, goal)
     if not goal.is_met(alone):
-        return Unreachable(kind, alone.quantile(0.99))
+        return Unreachable(kind, max(alone.answer_s))
 
     def tried(count: int, requests: int) -> LoadResult:
         log(f"{kind}: {count} replicas")
         return _trial(replace(fleet, replicas=count), traffic, requests, goal)
 
-    rate_each = _most_rate(replace(fleet, replicas=1), traffic, goal, 1 / alone.quantile(0.5), log, kind)
+    rate_each = _most_rate(one, traffic, goal, 1 / alone.quantile(0.5), log, kind)
     # Many replicas take more each than one alone, whose queue has nowhere else to go.
     count = _fewest(
         math.ceil(0.8 * traffic.rate / rate_each),
@@ -112,6 +115,8 @@ def size(
     )
     while not goal.is_met(found := tried(count, goal.requests)):  # a longer look than the search's
         count += max(1, count // 50)
+        if count > _MOST_REPLICAS:
+            raise InputError(f"more than {_MOST_REPLICAS} replicas would be needed.")
     return SizedFleet(kind, count, rate_each, found, price)
 
 
@@ -126,7 +131,7 @@ def dearer_from(diffusion: Plan, causal: Plan) -> float | None:
 def _fewest(guess: int, is_enough: Callable[[int], bool]) -> int:
     """By doubling or halving the way from the guess, then between the last two, to 2 %."""
     low, high, step = 0, max(1, guess), max(1, guess // 10)
-    while not is_enough(high):
+    while high > _MOST_REPLICAS or not is_enough(high):
         if high >= _MOST_REPLICAS:
             raise InputError(f"more than {_MOST_REPLICAS} replicas would be needed.")
         low, high, step = high, min(high + step, _MOST_REPLICAS), 2 * step

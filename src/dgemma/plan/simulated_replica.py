@@ -14,6 +14,7 @@ from dgemma.engine.scheduler import (
     Scheduler,
     SchedulerConfig,
 )
+from dgemma.errors import InputError
 from dgemma.plan.step_times import StepTimes
 from dgemma.plan.traffic import TrafficRequest
 
@@ -96,8 +97,14 @@ class SimulatedReplica:
         canvas_len = self._shape.canvas_len
         # As the engine counts: whole canvases, the last of which does not join the context.
         written = len(answer.steps) * canvas_len if canvas_len else answer.length
-        longest = min(len(answer.tokens) + written, self._blocks.max_len)
-        request = QueuedRequest(request_id=self._next, tokens=answer.tokens, max_len=longest)
+        room = self._blocks.max_len - written
+        if room < 1:
+            raise InputError(
+                f"an answer of {answer.length} tokens does not fit into a replica, whose KV cache has space "
+                f"for {self._blocks.max_len}."
+            )
+        tokens = answer.tokens[:room]
+        request = QueuedRequest(request_id=self._next, tokens=tokens, max_len=len(tokens) + written)
         self._scheduler.add(request, now)
         self._written[self._next] = _Written(answer)
         self._next += 1
