@@ -20,22 +20,23 @@ PACKAGES: dict[str, set[str]] = {
     "durable_files": {"errors"},
     "worker_process": {"errors"},
     "machine": set(),
+    "images": {"errors", "worker_process"},
     "sudoku": {"errors"},
     "forms": {"errors", "events", "structured_output"},
     "kernels": {"errors"},
     "model": {"errors", "kernels"},
     "sampling": {"errors", "params", "kernels"},
-    "text": {"errors", "events", "worker_process"},
+    "text": {"errors", "events", "worker_process", "images"},
     "structured_output": {"errors", "text"},
     "checkpoint": {"errors", "durable_files", "machine", "model"},
     "engine": {
-        "errors", "params", "events", "machine", "model", "sampling", "text", "structured_output",
+        "errors", "params", "events", "machine", "model", "sampling", "text", "structured_output", "images",
     },
     "tasks": {"errors", "params", "events", "text", "structured_output", "engine"},
     "trace": {"errors", "params", "events", "durable_files", "model", "engine", "structured_output"},
     "language_model": {
         "errors", "params", "events", "machine", "model", "sampling", "text", "structured_output",
-        "checkpoint", "engine", "tasks", "forms", "trace",
+        "checkpoint", "engine", "tasks", "forms", "trace", "images",
     },
     "loading": {"model", "checkpoint", "engine", "language_model"},
     "training": {
@@ -55,7 +56,7 @@ PACKAGES: dict[str, set[str]] = {
     },
     "server": {
         "errors", "params", "events", "durable_files", "worker_process", "text", "structured_output",
-        "engine", "tasks", "trace",
+        "engine", "tasks", "trace", "images",
         "__init__",
     },
     "service": {"engine", "language_model", "server"},
@@ -65,17 +66,17 @@ PACKAGES: dict[str, set[str]] = {
     "cli": {
         "service", "ray",
         "errors", "params", "events", "durable_files", "machine", "kernels", "model", "structured_output",
-        "checkpoint", "engine", "tasks",
+        "checkpoint", "engine", "tasks", "images",
         "selfcheck", "training", "evaluation", "bench", "scale", "sudoku", "forms", "trace", "conform",
         "plan", "server", "__init__",
     },
     "__init__": {
         "errors", "params", "events", "model", "sampling", "tasks", "forms", "trace", "language_model",
-        "loading",
+        "loading", "images",
     },
 }  # fmt: skip
 TORCH_FREE_PACKAGES = (
-    "text", "sudoku", "forms", "server", "tasks", "structured_output", "trace", "plan",
+    "text", "sudoku", "forms", "server", "tasks", "structured_output", "trace", "plan", "images",
 )  # fmt: skip
 TORCH_FREE = [
     "errors.py", "params.py", "events.py", "durable_files.py", "worker_process.py", "machine.py",

@@ -1,0 +1,1 @@
+"""Images as the models take them, from untrusted bytes (no torch)."""
