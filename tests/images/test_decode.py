@@ -215,7 +215,7 @@ def test_an_image_without_pixels_is_refused() -> None:
 
 
 def test_want_of_memory_is_an_error_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr("dgemma.images.decode._pixels_of", fail)
