@@ -95,17 +95,11 @@ class SamplingFields(CommonFields):
     confidence_threshold: float | None = Field(None, ge=0, le=MAX_REAL)
 
 
-class GenerationFields(SamplingFields):
-    """Options of a generated answer."""
+class ReplyFields(SamplingFields):
+    """Options of a generated text, whichever endpoint it is asked of."""
 
     stream: bool | None = Field(None, description="Server-sent events in place of one answer.")
-    stream_options: StreamOptions | None = None
     diffusing: bool | None = Field(None, description="With stream: also send drafts of the running canvas.")
-    n: int | None = Field(None, ge=1, le=MAX_INT, description="Answers per prompt.")
-    max_tokens: int | None = Field(
-        None, ge=1, le=MAX_INT, description="Of one answer; default: 1024, or the rest of the context."
-    )
-    stop: StopField = Field(None, description="Texts that end an answer and are not part of it.")
     logit_bias: LogitBiasField | None = Field(None, description="What is added to the logits of token ids.")
     decode: _Decode | None = Field(None, description="Canvas by canvas, checked or not; or left to right.")
     draft_steps: int | None = Field(None, ge=1, le=MAX_STEPS, description="Of a canvas that is checked.")
@@ -117,6 +111,34 @@ class GenerationFields(SamplingFields):
     )
     ignore_end: bool | None = Field(None, description="Write up to max_tokens, whatever ends an answer.")
 
+    @property
+    def answers_per_prompt(self) -> int:
+        return 1
+
+    @property
+    def ends_with_usage(self) -> bool:
+        """Whether a stream ends with a chunk of its own for the usage."""
+        return False
+
+
+class GenerationFields(ReplyFields):
+    """Options of a chat completion or a completion."""
+
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_INT, description="Answers per prompt.")
+    max_tokens: int | None = Field(
+        None, ge=1, le=MAX_INT, description="Of one answer; default: 1024, or the rest of the context."
+    )
+    stop: StopField = Field(None, description="Texts that end an answer and are not part of it.")
+
+    @property
+    def answers_per_prompt(self) -> int:
+        return self.n or 1
+
+    @property
+    def ends_with_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
 
 # Responses
 
@@ -127,6 +149,11 @@ class ResponseModel(BaseModel):
     """A response is written with the fields that were set: an absent field differs from null."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @property
+    def event_name(self) -> str | None:
+        """The name of the server-sent event that it is, in streams that name their events."""
+        return None
 
     def to_json(self) -> bytes:
         return self.model_dump_json(exclude_unset=True).encode()

@@ -22,7 +22,7 @@ from dgemma.params import MAX_LOGPROBS, GenerationParams
 from dgemma.server.http.errors import ApiError, context_too_long, invalid, shown
 from dgemma.server.http.settings import Settings
 from dgemma.server.plan import ResponseWriter, ServingPlan, single_round
-from dgemma.server.protocol import CommonFields, GenerationFields
+from dgemma.server.protocol import CommonFields, ReplyFields
 from dgemma.server.response_format import RequestedFormat
 from dgemma.server.text import TextService
 from dgemma.structured_output.compiler import GrammarCompiler
@@ -107,7 +107,7 @@ class ServingBase:
 
     def generation_info(
         self,
-        request: GenerationFields,
+        request: ReplyFields,
         prompts: Prompts,
         *,
         prefix: str,
@@ -116,7 +116,7 @@ class ServingBase:
     ) -> GenerationInfo:
         """Check what does not depend on the response format -> what the writer needs."""
         check_streaming(request)
-        num_choices = self.check_choices(len(prompts.tokens), request.n)
+        num_choices = self.check_choices(len(prompts.tokens), request.answers_per_prompt)
         for tokens in prompts.tokens:
             self._check_prompt(tokens, prompts)
         return GenerationInfo(
@@ -124,14 +124,14 @@ class ServingBase:
             num_choices=num_choices,
             num_prompts=len(prompts.tokens),
             prompt_tokens=sum(map(len, prompts.tokens)),
-            include_usage=include_usage(request),
+            include_usage=request.ends_with_usage,
             logprobs=logprobs,
             has_tools=has_tools,
         )
 
     def generation_plan(
         self,
-        request: GenerationFields,
+        request: ReplyFields,
         prompts: Prompts,
         info: GenerationInfo,
         writer: ResponseWriter[list[Answer]],
@@ -269,7 +269,7 @@ class ServingBase:
             deadline_s=most_s if request.deadline_s is None else request.deadline_s,
         )
 
-    def _logit_bias(self, request: GenerationFields) -> tuple[tuple[int, float], ...]:
+    def _logit_bias(self, request: ReplyFields) -> tuple[tuple[int, float], ...]:
         biases: dict[int, float] = {}
         for key, bias in (request.logit_bias or {}).items():
             token = int(key) if key.isascii() and key.isdigit() and len(key) < 12 else -1
@@ -305,22 +305,19 @@ def check_seeds(seed: int, num_choices: int) -> None:
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
+    """A prefix that ends with an underscore is kept as it is: OpenAI's and Anthropic's newer ids have one."""
+    return f"{prefix}{'' if prefix.endswith('_') else '-'}{uuid.uuid4().hex}"
 
 
-def include_usage(request: GenerationFields) -> bool:
-    return bool(request.stream_options and request.stream_options.include_usage)
-
-
-def check_streaming(request: GenerationFields) -> None:
+def check_streaming(request: ReplyFields) -> None:
     if request.stream:
         return
-    for name, value in (("stream_options", request.stream_options), ("diffusing", request.diffusing)):
-        if value:
+    for name in ("stream_options", "diffusing"):
+        if getattr(request, name, None):
             raise invalid(f"{name} is for streams; set stream to true, or leave {name} out.", name)
 
 
-def check_end_tokens(request: GenerationFields, response_format: RequestedFormat | None) -> None:
+def check_end_tokens(request: ReplyFields, response_format: RequestedFormat | None) -> None:
     """A constrained text ends with the model's own end token."""
     if response_format is None:
         return

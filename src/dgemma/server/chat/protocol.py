@@ -21,6 +21,7 @@ from dgemma.server.protocol import (
     TracedResponse,
     UsageInfo,
 )
+from dgemma.server.reply import EFFORT_OFF, EFFORT_ON, check_named_tool
 from dgemma.server.response_format import ResponseFormatFields
 from dgemma.server.validation import UNSUPPORTED_BY_ALL, UNSUPPORTED_GRAMMARS, Unsupported, read_fields
 
@@ -43,10 +44,6 @@ UNSUPPORTED_IN_CHAT: dict[str, Unsupported] = {
     "verbosity": Unsupported("state the length in a message", ("medium",)),
     "web_search_options": Unsupported("this server does not search"),
 }
-
-# Other servers' levels of effort: here thinking is on or off.
-EFFORT_OFF = ("none", "instant")
-EFFORT_ON = ("minimal", "low", "medium", "high", "xhigh", "max")
 
 # dgemma.text checks messages and tools; these schemas only describe what it accepts.
 _NULL = {"type": "null"}
@@ -269,13 +266,7 @@ def _check_tool_choice(choice: object, tools: Sequence[Mapping[str, Any]]) -> No
             return
         case {"type": "function", "function": {"name": str(name), **others}, **more} if not (others or more):
             functions = [tool.get("function") for tool in tools]
-            known = [found.get("name") for found in functions if isinstance(found, dict)]
-            if name not in known:
-                hint = suggestion(name[:60], [each for each in known if isinstance(each, str)])
-                raise invalid(
-                    f"tool_choice names the function {shown(name)}, which is not among tools{hint}",
-                    "tool_choice",
-                )
+            check_named_tool(name, [found.get("name") for found in functions if isinstance(found, dict)])
             return
         case {"type": str(kind)} if kind != "function":
             raise invalid(

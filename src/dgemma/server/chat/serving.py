@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dgemma.engine.service import EngineEvent
-from dgemma.errors import InputError
 from dgemma.events import Answer, Commit, Draft, Finish, ToolCall
 from dgemma.server.chat.protocol import (
     ChatChoice,
@@ -20,7 +19,6 @@ from dgemma.server.chat.protocol import (
     DeltaMessage,
     FunctionCall,
 )
-from dgemma.server.http.errors import invalid, invalid_input
 from dgemma.server.outputs import (
     ChatLogprobs,
     TopLogprobs,
@@ -33,65 +31,35 @@ from dgemma.server.outputs import (
 )
 from dgemma.server.plan import ResponseWriter, ServingPlan, TaskOutcome
 from dgemma.server.protocol import FinishReasonName, ResponseModel, set_fields
-from dgemma.server.response_format import RequestedFormat, requested_text_format
-from dgemma.server.serving import GenerationInfo, Prompts, ServingBase, check_end_tokens
+from dgemma.server.reply import ChatTurn, ReplyServing
+from dgemma.server.response_format import requested_text_format
+from dgemma.server.serving import GenerationInfo
 from dgemma.server.text import TextService
-from dgemma.structured_output.response_format import tool_call_format
 
 
-class ChatServing(ServingBase):
+class ChatServing(ReplyServing):
     """The handler of /v1/chat/completions."""
 
     def create_chat_completion(self, request: ChatCompletionRequest) -> ServingPlan[list[Answer]]:
-        self.adapter(request.model)  # refused before the template is rendered
-        prompts = Prompts(
-            tokens=[self._render(request)],
-            field="messages",
+        turn = ChatTurn(
+            messages=request.messages,
+            tools=request.offered_tools,
+            must_call=request.must_call,
+            named_tool=request.named_tool,
+            parallel_calls=request.parallel_tool_calls is not False,
+            text_format=requested_text_format(request),
+            thinking=request.thinking,
             max_tokens=request.token_limit,
             max_tokens_field=request.token_limit_field,
+            field_names={"enable_thinking": request.thinking_field},
         )
-        response_format = chat_response_format(request)
-        check_end_tokens(request, response_format)
-        info = self.generation_info(
+        return self.reply_plan(
             request,
-            prompts,
+            turn,
             prefix="chatcmpl",
             logprobs=request.num_logprobs,
-            has_tools=request.offered_tools is not None,
+            writer=lambda info: ChatWriter(info, self.text),
         )
-        return self.generation_plan(request, prompts, info, ChatWriter(info, self.text), response_format)
-
-    def _render(self, request: ChatCompletionRequest) -> tuple[int, ...]:
-        """The chat template's token ids."""
-        try:
-            return self.text.render_chat(
-                request.messages, tools=request.offered_tools, thinking=request.thinking
-            )
-        except InputError as error:
-            if error.field == "enable_thinking":
-                raise invalid(str(error), request.thinking_field, error.code) from None
-            raise invalid_input(error, default_field="messages") from None
-
-
-def chat_response_format(request: ChatCompletionRequest) -> RequestedFormat | None:
-    """The format of the answer: of the text, of tool calls, or of either; None: unconstrained."""
-    field, text_format = requested_text_format(request) or (None, None)
-    must_call, named = request.must_call, request.named_tool
-    tools = [tool for tool in request.offered_tools or () if named in (None, tool["function"]["name"])]
-    try:
-        calls = tool_call_format(
-            tools,
-            required=must_call,
-            parallel=request.parallel_tool_calls is not False,
-            text_format=text_format,
-        )
-    except InputError as error:
-        raise invalid(f"tools: {error}", "tools") from None
-    response_format = calls or text_format
-    if response_format is None:
-        return None
-    field = "tool_choice" if must_call else field or "tools"
-    return RequestedFormat(response_format=response_format, field=field, thinking=request.thinking)
 
 
 @dataclass

@@ -36,7 +36,6 @@ from dgemma.server.serving import (
     ServingBase,
     check_end_tokens,
     check_streaming,
-    include_usage,
     request_seed,
 )
 from dgemma.server.text import TextService
@@ -129,12 +128,12 @@ class CompletionServing(ServingBase):
             model=request.model,
             start=lambda _: tasks,
             num_choices=num_choices,
-            writer=FillWriter(gap=gap, seed=seed, head=head, include_usage=include_usage(request)),
+            writer=FillWriter(gap=gap, seed=seed, head=head, include_usage=request.ends_with_usage),
             deadline_s=self.deadline_s(task),
             default_field="prompt" if response_format is None else response_format.field,
             response_format=response_format,
             stream=bool(request.stream),
-            include_usage=include_usage(request),
+            include_usage=request.ends_with_usage,
         )
 
     def _response_format(self, request: CompletionRequest) -> RequestedFormat | None:
