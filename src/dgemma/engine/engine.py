@@ -27,6 +27,7 @@ from dgemma.engine.model_runner import (
     Canvases,
     PromptChunk,
     Stepped,
+    canvas_noise,
     forward,
     sample_canvases,
 )
@@ -49,7 +50,7 @@ from dgemma.events import Event, LogProbs
 from dgemma.model.kv_cache import PastKeysValues
 from dgemma.model.transformer import Transformer
 from dgemma.params import GenerationParams
-from dgemma.sampling.rng import NoiseStream, noise_key, random_tokens
+from dgemma.sampling.rng import NoiseStream, noise_key
 from dgemma.sampling.sampler import make_sampler, open_canvas
 from dgemma.text.tokenizer import Tokenizer
 
@@ -323,7 +324,9 @@ class Engine:
                 # Its next canvas is opened, and denoised in the same forward.
                 canvas = self._store.read(table, space=self._config.canvas_len, gap=len(tokens))
                 key = noise_key([sequence.output.seed], [sequence.output.canvas], [0], self._device)
-                noise = random_tokens(key, NoiseStream.OPEN, self._config.canvas_len, self._config.vocab_size)
+                noise = canvas_noise(
+                    sequence.sampler, key, NoiseStream.OPEN, self._config.canvas_len, self._config
+                )
                 pin_canvas(sequence, self._device)
                 noise = noise if sequence.pins is None else sequence.pins.open(noise)
                 if sequence.leftover:  # of the last draft: what the causal pass did not come to

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dgemma.engine.sequence import Encoded, SampleOutput, SequenceState
 from dgemma.events import LogProbs
+from dgemma.model.config import ModelConfig
 from dgemma.model.kv_cache import PastKeysValues, join_rows
 from dgemma.model.transformer import DenoiseInput, EncodeInput, Transformer
 from dgemma.params import GenerationParams
@@ -145,6 +146,8 @@ def sample_step(
     # int32, as the reference counts: the temperature's last bit depends on it.
     left = (sampler.num_steps - state.steps).to(torch.int32)
     temperature = sampler.schedule(left, sampler.num_steps)
+    if sampler.unmask is not None:
+        bias = _without_mask(bias, state.canvas, model.config)
     draws = key if params.temperature > 0 else None
     if constraints is None:
         scan = scan_rows(model, hidden, temperature, draws, params, bias, pins)
@@ -163,8 +166,25 @@ def sample_step(
                 scan = apply_allowed_tokens(
                     scan, row, hidden[row], model.head, temperature[only], draws, row_pins.allowed, own
                 )
-    noise = random_tokens(key, NoiseStream.RENOISE, state.canvas.shape[1], model.config.vocab_size)
+    noise = canvas_noise(sampler, key, NoiseStream.RENOISE, state.canvas.shape[1], model.config)
     return step(state, scan, noise, sampler, free), scan
+
+
+def canvas_noise(
+    sampler: Sampler, key: NoiseKey, stream: NoiseStream, canvas_len: int, config: ModelConfig
+) -> Tensor:
+    """What a position without a token holds [rows, canvas]: a random token, or the mask."""
+    if sampler.unmask is None:
+        return random_tokens(key, stream, canvas_len, config.vocab_size)
+    assert config.mask_token is not None, "requests are checked before"
+    return torch.full((len(key.seed), canvas_len), config.mask_token, device=key.seed.device)
+
+
+def _without_mask(bias: Tensor | None, canvas: Tensor, config: ModelConfig) -> Tensor:
+    """The bias [rows, vocabulary] that also forbids the mask: a position that got it would stay masked."""
+    if bias is None:
+        bias = torch.zeros(canvas.shape[0], config.vocab_size, device=canvas.device)
+    return bias.index_fill(1, torch.tensor([config.mask_token], device=canvas.device), float("-inf"))
 
 
 def log_probs(scan: VocabScan) -> TopK | None:

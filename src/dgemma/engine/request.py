@@ -167,6 +167,8 @@ def validate_request(
             )
         pinned.check(config.vocab_size, max_tokens)
         decode = "diffuse"
+    if request.sampler is not None and request.sampler.unmask is not None:
+        _check_unmask(request, request.sampler, decode, config)
     if request.constraint is not None:
         _check_constraint(request.constraint, params, config.vocab_size, max_tokens, pinned)
     # The last token, or the last canvas, is never encoded.
@@ -293,6 +295,35 @@ def _check_constraint(
             f"{int(token_dfa.distance[0])} tokens. Raise it.",
         )
     raise InputError("no text satisfies both the constraint and the pins.")
+
+
+def _check_unmask(request: EngineRequest, sampler: Sampler, decode: str, config: ModelConfig) -> None:
+    """Raise if the request cannot be written by masked diffusion."""
+    assert sampler.unmask is not None
+    if config.mask_token is None:
+        raise InputError.about(
+            "sampler",
+            "unmasks positions, and this model's config.json names no mask_token_id: it was not trained on "
+            "masked canvases (DiffusionGemma's noise is random tokens). Leave out Sampler(unmask=...).",
+        )
+    if problem := sampler.unmask.problem(config.canvas_len, sampler.num_steps):
+        raise InputError.about("sampler", f"unmasks positions, and {problem}")
+    if decode != "diffuse":
+        raise InputError.about(
+            "decode", f'is "{decode}", and the sampler unmasks positions; only decode "diffuse" does that.'
+        )
+    if request.constraint is not None:
+        raise InputError.about(
+            "sampler",
+            "unmasks positions, and the request has a response format; positions sampled one after another "
+            "are not checked against it. Leave out one of them.",
+        )
+    among = {} if request.pinned is None else request.pinned.among
+    for position, tokens in among.items():
+        if tokens == (config.mask_token,):
+            raise InputError(
+                f"position {position} may only hold the mask token {config.mask_token}; no step samples it."
+            )
 
 
 def _wrong_token(tokens: TokenIds, vocab_size: int) -> str | None:

@@ -57,6 +57,8 @@ class ModelConfig:
     logit_cap: float
     canvas_len: int
     max_positions: int
+    mask_token: int | None = None
+    """The noise of a model that was trained by masked diffusion; DiffusionGemma has none."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -80,6 +82,10 @@ class ModelConfig:
         if self.experts_per_token > self.num_experts:
             raise ConfigError(
                 f"top_k_experts is {self.experts_per_token} but there are only {self.num_experts} experts."
+            )
+        if self.mask_token is not None and not 0 <= self.mask_token < self.vocab_size:
+            raise ConfigError(
+                f"mask_token_id is {self.mask_token}; the vocabulary has {self.vocab_size} tokens."
             )
         if not 0 < self.norm_eps < 1:
             raise ConfigError(f"rms_norm_eps is {self.norm_eps}; it must be between 0 and 1.")
@@ -146,6 +152,7 @@ class ModelConfig:
             logit_cap=text.number("final_logit_softcapping", 30.0),
             canvas_len=outer.integer("canvas_length", 256),
             max_positions=text.integer("max_position_embeddings", 131_072),
+            mask_token=None if outer.get("mask_token_id") is None else outer.integer("mask_token_id"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -198,6 +205,7 @@ class ModelConfig:
             "canvas_length": self.canvas_len,
             "tie_word_embeddings": True,
             "text_config": text,
+            **({} if self.mask_token is None else {"mask_token_id": self.mask_token}),
         }
 
     def _global_fields(self) -> dict[str, int]:

@@ -80,6 +80,7 @@ def apply_pins(scan: VocabScan, tokens: Tensor, free: Tensor, embeddings: Tensor
         top_logit=settled(scan.top_logit, 0.0),
         soft=soft,
         top_k=top_k,
+        sampled_logit=None if scan.sampled_logit is None else settled(scan.sampled_logit, 0.0),
     )
 
 
@@ -125,8 +126,9 @@ def _overwrite(
     found: VocabScan,
     head: VocabHead,
 ) -> None:
-    for name in ("argmax", "sampled", "entropy", "log_mass", "top_logit"):
-        changed[name][row, positions] = getattr(found, name)[0]
+    for name in ("argmax", "sampled", "entropy", "log_mass", "top_logit", "sampled_logit"):
+        if changed[name] is not None:
+            changed[name][row, positions] = getattr(found, name)[0]
     soft, top_k = changed["soft"], changed["top_k"]
     if soft is not None:
         mixed = head.mix(scaled.softmax(-1), slice(0, head.vocab_size))

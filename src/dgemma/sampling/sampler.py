@@ -56,6 +56,15 @@ class SurpriseScore:
         return scan.log_mass - scan.top_logit
 
 
+@dataclass(frozen=True)
+class SampledSurpriseScore:
+    """Minus the log-probability of the sampled token: confidence as masked diffusion models measure it."""
+
+    def __call__(self, scan: VocabScan) -> Tensor:
+        assert scan.sampled_logit is not None, "constrained scans have none; requests are checked before"
+        return scan.log_mass - scan.sampled_logit
+
+
 @dataclass(frozen=True, kw_only=True)
 class EntropyBound:
     """The released rule: the most certain positions whose summed entropy, without the largest, is at most
@@ -91,9 +100,14 @@ class FixedCount:
     count: int
 
     def __call__(self, uncertainty: Tensor, free: Tensor) -> Tensor:
-        order = torch.where(free, uncertainty, float("inf")).sort(-1).indices
-        rank = torch.arange(uncertainty.shape[-1], device=uncertainty.device).expand_as(order)
-        return torch.zeros_like(free).scatter(-1, order, rank < self.count) & free
+        return _most_certain(uncertainty, free, self.count)
+
+
+def _most_certain(uncertainty: Tensor, free: Tensor, count: int | Tensor) -> Tensor:
+    """The `count` most certain of the free positions; of each row its own, if it is a tensor [rows, 1]."""
+    order = torch.where(free, uncertainty, float("inf")).sort(-1).indices
+    rank = torch.arange(uncertainty.shape[-1], device=uncertainty.device).expand_as(order)
+    return torch.zeros_like(free).scatter(-1, order, rank < count) & free
 
 
 class Stop(Protocol):
@@ -136,8 +150,35 @@ class UniformRenoise:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unmask:
+    """Masked diffusion: a position holds the mask token until it is sampled, and then keeps its token.
+
+    A step samples positions of the first block that has a mask: those that the sampler's `accept` keeps, and
+    at least so many that all blocks take the same number of steps and the last step fills the canvas
+    (LLaDA's schedule). `renoise` and `stop` are not asked: a canvas without a mask is settled.
+    """
+
+    block_len: int | None = None
+    """Blocks of this many positions are filled one after the other; None: the canvas is one block."""
+
+    def problem(self, canvas_len: int, num_steps: int) -> str | None:
+        """Why a canvas cannot be filled so."""
+        length = canvas_len if self.block_len is None else self.block_len
+        if not 1 <= length <= canvas_len or canvas_len % length:
+            return f"block_len is {length}; it must divide the canvas of {canvas_len} positions."
+        count = canvas_len // length
+        if num_steps < 1 or num_steps % count:
+            return f"num_steps is {num_steps}; it must be a multiple of the {count} blocks of a canvas."
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """The five replaceable rules of a step, and the maximum number of steps per canvas."""
+    """The five replaceable rules of a step, and the maximum number of steps per canvas.
+
+    With `unmask`, canvases are of masks instead of random tokens. That needs a model that was trained so,
+    whose config.json names its `mask_token_id`; DiffusionGemma's does not.
+    """
 
     num_steps: int = 48
     schedule: Schedule = field(default_factory=LinearSchedule)
@@ -145,6 +186,29 @@ class Sampler:
     accept: Acceptance = field(default_factory=EntropyBound)
     renoise: Renoise = field(default_factory=UniformRenoise)
     stop: Stop = field(default_factory=StableAndConfident)
+    unmask: Unmask | None = None
+
+
+def masked_sampler(
+    *,
+    num_steps: int,
+    block_len: int | None = None,
+    min_confidence: float | None = None,
+    temperature: float = 1.0,
+) -> Sampler:
+    """LLaDA's sampler: each step unmasks equally many positions, those whose sampled tokens are likeliest.
+
+    min_confidence: also unmask all whose sampled token has at least this probability, in fewer steps (the
+    dynamic rule of SDAR and LLaDA 2). Confidence is measured at `temperature`.
+    """
+    surprise = 0.0 if min_confidence is None else -math.log(max(min_confidence, 1e-30))
+    return Sampler(
+        num_steps=num_steps,
+        schedule=LinearSchedule(t_min=temperature, t_max=temperature),
+        score=SampledSurpriseScore(),
+        accept=FixedCount(count=1) if min_confidence is None else ConfidenceThreshold(at_most=surprise),
+        unmask=Unmask(block_len=block_len),
+    )
 
 
 def make_sampler(params: GenerationParams) -> Sampler:
@@ -203,23 +267,57 @@ def step(
     sampler: Sampler,
     free: Tensor | None = None,
 ) -> CanvasState:
-    """Accept, renoise and test for the end. A settled canvas does not change, whatever shares its batch."""
+    """Accept, renoise and test for the end. A settled canvas does not change, whatever shares its batch.
+
+    `noise` [rows, canvas]: fresh random tokens, or the mask token everywhere if the sampler unmasks.
+    """
     free = torch.ones_like(state.canvas, dtype=torch.bool) if free is None else free
-    accepted = sampler.accept(sampler.score(scan), free)
-    canvas = sampler.renoise(scan.sampled, accepted, noise)
-    canvas = torch.where(free, canvas, state.canvas)
-    argmax = torch.where(free, scan.argmax, state.canvas)
+    if sampler.unmask is not None:
+        canvas, argmax, accepted = _unmask(state.canvas, scan, noise, sampler, sampler.unmask, free)
+    else:
+        accepted = sampler.accept(sampler.score(scan), free) & free
+        canvas = torch.where(free, sampler.renoise(scan.sampled, accepted, noise), state.canvas)
+        argmax = torch.where(free, scan.argmax, state.canvas)
     # Before the first step there is no argmax to compare with, even if the noise happens to equal this one.
     same = (argmax == state.argmax).all(-1) & (state.steps > 0)
     unchanged = torch.where(same, state.unchanged + 1, 0)
     steps = state.steps + 1
-    settled = sampler.stop(unchanged, scan.entropy, free) | (steps >= sampler.num_steps)
+    if sampler.unmask is not None:
+        settled = (accepted | ~free).all(-1)
+    else:
+        settled = sampler.stop(unchanged, scan.entropy, free)
+    settled = settled | (steps >= sampler.num_steps)
     kept = state.settled
     return CanvasState(
         canvas=torch.where(kept[:, None], state.canvas, canvas),
-        accepted=torch.where(kept[:, None], state.accepted, accepted & free),
+        accepted=torch.where(kept[:, None], state.accepted, accepted),
         argmax=torch.where(kept[:, None], state.argmax, argmax),
         unchanged=torch.where(kept, state.unchanged, unchanged),
         steps=torch.where(kept, state.steps, steps),
         settled=kept | settled,
     )
+
+
+def _unmask(
+    canvas: Tensor, scan: VocabScan, masks: Tensor, sampler: Sampler, rule: Unmask, free: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """-> the next canvas, the same with guesses in place of masks, and where it holds sampled tokens."""
+    masked = (canvas == masks) & free
+    canvas_len = canvas.shape[-1]
+    block_len = rule.block_len or canvas_len
+    block = torch.arange(canvas_len, device=canvas.device) // block_len
+    in_block = block == block[masked.int().argmax(-1)][:, None]  # the first block with a mask
+    candidates = masked & in_block
+    # n positions in s steps: n // s each, and one more in the first n % s steps. How many are done tells
+    # which step of the block this is.
+    count = (free & in_block).sum(-1, keepdim=True)
+    done = count - candidates.sum(-1, keepdim=True)
+    num_steps = sampler.num_steps // (canvas_len // block_len)
+    each, more = count // num_steps, count % num_steps
+    least = each + (done < more * (each + 1))
+    uncertainty = sampler.score(scan)
+    chosen = sampler.accept(uncertainty, candidates) | _most_certain(uncertainty, candidates, least)
+    chosen = chosen & candidates
+    canvas = torch.where(chosen, scan.sampled, canvas)
+    masked = masked & ~chosen
+    return canvas, torch.where(masked, scan.argmax, canvas), free & ~masked

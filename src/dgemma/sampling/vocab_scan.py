@@ -47,6 +47,7 @@ class VocabScan:
     top_logit: Tensor  # scaled logit of the argmax
     soft: Tensor | None = None  # mean embedding [rows, canvas, hidden], where the scan made it
     top_k: TopK | None = None  # on request
+    sampled_logit: Tensor | None = None  # scaled logit of the sampled token; constrained scans have none
 
 
 def scale(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -78,7 +79,8 @@ def scan_dense(scaled: Tensor, key: NoiseKey | None, positions: Tensor | None = 
     top_logit, _ = scaled.max(-1)
     argmax = scaled.argmax(-1)
     sampled = argmax if key is None else sample_dense(scaled, key, positions)
-    return VocabScan(argmax, sampled, entropy, log_mass, top_logit)
+    sampled_logit = scaled.gather(-1, sampled[..., None])[..., 0]
+    return VocabScan(argmax, sampled, entropy, log_mass, top_logit, sampled_logit=sampled_logit)
 
 
 def sample_dense(scaled: Tensor, key: NoiseKey, positions: Tensor | None = None) -> Tensor:
@@ -426,12 +428,16 @@ def join(parts: Sequence[ScanPart]) -> VocabScan:
     log_mass = top + total.log()
     best = _best_lead([part.best for part in parts])
     argmax = best.chunk * CHUNK + _logits_of_lead(best, first).argmax(-1)
-    sampled = argmax
+    sampled, sampled_logit = argmax, top
     if first.key is not None:
         winner = _best_lead([part.race_winner for part in parts])
-        sampled = race_in_chunk(_logits_of_lead(winner, first), winner.chunk, first.key, first.positions)
-        sampled = torch.where((first.terms.temperature > 0)[:, None], sampled, argmax)
-    scan = VocabScan(argmax, sampled, entropy.clamp(min=0.0), log_mass, top)
+        logits = _logits_of_lead(winner, first)
+        sampled = race_in_chunk(logits, winner.chunk, first.key, first.positions)
+        of_sampled = logits.gather(-1, (sampled - winner.chunk * CHUNK)[..., None])[..., 0]
+        is_random = (first.terms.temperature > 0)[:, None]
+        sampled = torch.where(is_random, sampled, argmax)
+        sampled_logit = torch.where(is_random, of_sampled, top)
+    scan = VocabScan(argmax, sampled, entropy.clamp(min=0.0), log_mass, top, sampled_logit=sampled_logit)
     means = [part.soft for part in parts if part.soft is not None]
     running_top_k = [part.running_top_k for part in parts if part.running_top_k is not None]
     return replace(
