@@ -5,10 +5,19 @@ from __future__ import annotations
 import enum
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 LogProbs = tuple[tuple[int, float], ...]
 """The most likely tokens at one position, with their log-probabilities."""
+
+
+class ScoredToken(NamedTuple):
+    """A token of a prompt, as likely as the causal pass finds it after those before it."""
+
+    token: int
+    logprob: float
+    rank: int  # 1: no other token is likelier
+    top: LogProbs
 
 
 class FinishReason(enum.StrEnum):
@@ -44,6 +53,14 @@ class CanvasStep:
     argmax: tuple[int, ...]
     entropy: tuple[float, ...]
     logprobs: tuple[LogProbs, ...] | None = None  # per position, if requested
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptScored:
+    """The prompt was read, and each of its tokens after the first was scored, as requested."""
+
+    row: int
+    logprobs: tuple[ScoredToken, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +129,8 @@ class Answer:
     logprobs: tuple[LogProbs, ...] | None = None  # per token
     pinned: tuple[int, ...] = ()  # positions of `tokens` that were pinned; the model chose the others
     watched: tuple[tuple[int, LogProbs], ...] = ()  # position, and the requested log-probabilities there
-    scores: tuple[float, ...] = ()  # of a request that scores: log-probability of each token from there on
+    scores: tuple[float, ...] = ()  # of a request that only scores, without prompt_logprobs: of each token
+    prompt_logprobs: tuple[ScoredToken, ...] | None = None  # after the prompt's first token, if requested
     timings: Timings = Timings()
 
     @property
@@ -148,4 +166,4 @@ class Finish:
     answer: Answer
 
 
-Event = Draft | CanvasStep | Commit | Finish
+Event = Draft | CanvasStep | PromptScored | Commit | Finish

@@ -19,7 +19,16 @@ from dgemma.engine.service import (
     EngineStats,
     ServedModel,
 )
-from dgemma.events import Answer, Commit, Draft, Finish, FinishReason, ToolCall
+from dgemma.events import (
+    Answer,
+    Commit,
+    Draft,
+    Finish,
+    FinishReason,
+    PromptScored,
+    ScoredToken,
+    ToolCall,
+)
 from dgemma.params import GenerationParams
 from dgemma.server.text import TokenText
 from dgemma.structured_output.compiler import GrammarCompiler
@@ -149,6 +158,7 @@ def worked(request: EngineRequest, script: Script) -> Answer:
             decode="score",
             cached_tokens=script.cached_tokens,
             scores=tuple(log_prob(at) for at in range(start, len(request.prompt))),
+            prompt_logprobs=scored(request),
         )
     count = request.params.logprobs
     tokens: list[int] = []
@@ -173,6 +183,21 @@ def worked(request: EngineRequest, script: Script) -> Answer:
         watched=tuple(
             (at, tuple((word, log_prob(at, word)) for word in words)) for at, words in given.watch.items()
         ),
+    )
+
+
+def scored(request: EngineRequest) -> tuple[ScoredToken, ...] | None:
+    """Each token of the prompt the second likeliest, after the one with the next id."""
+    if request.prompt_logprobs is None:
+        return None
+    return tuple(
+        ScoredToken(
+            token,
+            -0.5,
+            2,
+            tuple([((token + 1) % VOCAB_SIZE, -0.25), (token, -0.5), (0, -4.0)][: request.prompt_logprobs]),
+        )
+        for token in request.prompt[1:]
     )
 
 
@@ -252,6 +277,8 @@ class FakeEngine:
             if not script.accepts:
                 await asyncio.sleep(3600)
             yield Accepted()
+            if (prompt := scored(request)) is not None:
+                yield PromptScored(row=0, logprobs=prompt)
             if is_work and script.fails_at is not None:
                 raise script.error
             is_late = is_work and script.holds_at is not None and await _held(request.params.deadline_s)
@@ -357,6 +384,7 @@ class _Writer:
             prompt_tokens=len(self._request.prompt),
             cached_tokens=self._script.cached_tokens,
             logprobs=self._logprobs(self._written),
+            prompt_logprobs=scored(self._request),
         )
 
     def _logprobs(self, tokens: Sequence[int]) -> tuple[tuple[tuple[int, float], ...], ...] | None:

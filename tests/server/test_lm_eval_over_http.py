@@ -11,9 +11,9 @@ import pytest
 
 import dgemma
 from dgemma import LanguageModel
+from dgemma.evaluation.likelihood import TokenPair, log_likelihoods
 from dgemma.evaluation.lm_eval_adapter import DgemmaLM
 from server.real_server import RealServer, serving, write_model
-from server.served import eventually
 from sizes import IS_FULL
 
 SEED = 1234  # lm-eval's clients send it with every request
@@ -131,25 +131,24 @@ def test_both_ways_into_lm_eval_give_one_figure(
     assert evaluated(server, "local-completions", asked, batch_size=5) == (0.6, answers)
 
 
-def test_likelihoods_are_refused_by_the_name_of_what_is_not_there(
-    server: RealServer, model_path: Path
+def test_likelihoods_are_those_that_python_computes(
+    server: RealServer, lm: LanguageModel, model_path: Path
 ) -> None:
-    """They need the prompt's own log-probabilities, which our own model of lm-eval gives."""
+    """The client sends ids, one token to write, and reads the prompt's own log-probabilities."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
     client = LocalCompletionsAPI(
         model="tiny", base_url=f"{server.address}/v1/completions", tokenizer=str(model_path), max_retries=1
     )
-    asked = Instance(request_type="loglikelihood", doc={}, arguments=("1 + 1 is", " 2"), idx=0)
-    with pytest.raises(Exception, match="400 Client Error"):
-        client.loglikelihood([asked])
-    refused: list[tuple[str, str]] = []
-
-    def is_logged() -> bool:
-        entries = [entry for entry in server.log() if entry.get("status") == 400]
-        refused[:] = [(entry["error_code"], entry["error_param"]) for entry in entries]
-        return bool(refused)
-
-    eventually(is_logged)
-    assert refused == [("unsupported_parameter", "echo")]
+    texts = [("1 + 1 is", " 2"), ("1 + 1 is", " a number of some size"), ("Once", " upon a time")]
+    asked = [
+        Instance(request_type="loglikelihood", doc={}, arguments=text, idx=number)
+        for number, text in enumerate(texts)
+    ]
+    found = client.loglikelihood(asked)
+    pairs = [TokenPair(*map(tuple, client._encode_pair(*text))) for text in texts]
+    for number, likelihood in log_likelihoods(lm, pairs):
+        log_prob, is_greedy = found[number]
+        assert log_prob == pytest.approx(likelihood.log_prob, abs=1e-3)
+        assert is_greedy == likelihood.is_greedy

@@ -7,7 +7,7 @@ the answer alone: that is why a checked draft is the text that causal decoding w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dgemma.engine.model_runner import log_probs, logit_bias, scan_rows, split_rows, stack_rows
 from dgemma.engine.sequence import SampleOutput, SequenceState
+from dgemma.events import ScoredToken
 from dgemma.model.transformer import Transformer
 from dgemma.sampling.rng import noise_key
 from dgemma.sampling.top_k import TopK
@@ -150,21 +151,51 @@ def _state(sequence: SequenceState) -> int:
 
 def score_tokens(model: Transformer, hidden: Tensor, followers: Sequence[int], begin: int) -> list[float]:
     """Log-probability of `followers`, the token after each of `hidden` [tokens, hidden], the first at
-    `begin`.
+    `begin`."""
+    found: list[float] = []
+    for logits, target in _score_blocks(model, hidden, followers, begin):
+        found += (logits.gather(-1, target[:, None])[:, 0] - logits.logsumexp(-1)).tolist()
+    return found
+
+
+def scored_tokens(
+    model: Transformer, hidden: Tensor, followers: Sequence[int], begin: int, num_top: int
+) -> list[ScoredToken]:
+    """`score_tokens`, with the rank of each token and the `num_top` most likely ones in its place."""
+    found: list[ScoredToken] = []
+    for logits, target in _score_blocks(model, hidden, followers, begin):
+        own, mass = logits.gather(-1, target[:, None]), logits.logsumexp(-1, keepdim=True)
+        top = logits.topk(num_top)
+        lists = zip(top.indices.tolist(), (top.values - mass).tolist(), strict=True)
+        found += [
+            ScoredToken(token, value, rank, tuple(zip(tokens, values, strict=True)))
+            for token, value, rank, (tokens, values) in zip(
+                target.tolist(),
+                (own - mass)[:, 0].tolist(),
+                ((logits > own).sum(-1) + 1).tolist(),
+                lists,
+                strict=True,
+            )
+        ]
+    return found
+
+
+def _score_blocks(
+    model: Transformer, hidden: Tensor, followers: Sequence[int], begin: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits [some tokens, vocabulary] and the followers to be found in them [some tokens].
 
     In blocks at fixed positions, so that the bits do not depend on where a chunk begins.
     """
-    found: list[float] = []
-    while len(found) < len(followers):
-        at = begin + len(found)
-        count = min(_SCORE_BLOCK - at % _SCORE_BLOCK, len(followers) - len(found))
-        rows = slice(at % _SCORE_BLOCK, at % _SCORE_BLOCK + count)
+    done = 0
+    while done < len(followers):
+        at = (begin + done) % _SCORE_BLOCK
+        count = min(_SCORE_BLOCK - at, len(followers) - done)
         padded = hidden.new_zeros(1, _SCORE_BLOCK, hidden.shape[1])
-        padded[0, rows] = hidden[len(found) : len(found) + count]
-        logits = model.head.logits(padded)[0, rows]
-        target = torch.tensor(followers[len(found) : len(found) + count], device=hidden.device)
-        found += (logits.gather(-1, target[:, None])[:, 0] - logits.logsumexp(-1)).tolist()
-    return found
+        padded[0, at : at + count] = hidden[done : done + count]
+        target = torch.tensor(followers[done : done + count], device=hidden.device)
+        yield model.head.logits(padded)[0, at : at + count], target
+        done += count
 
 
 def _only_allowed(

@@ -18,7 +18,13 @@ from torch import Tensor
 from dgemma.engine.batch_runner import BatchRunner, Fault
 from dgemma.engine.canvas_pins import pin_canvas, pinned_log_probs, pinned_tokens
 from dgemma.engine.canvas_store import CanvasStore
-from dgemma.engine.causal_sampling import draft_tokens, sample_tokens, score_tokens, verify_drafts
+from dgemma.engine.causal_sampling import (
+    draft_tokens,
+    sample_tokens,
+    score_tokens,
+    scored_tokens,
+    verify_drafts,
+)
 from dgemma.engine.constraint_state import ConstraintState
 from dgemma.engine.decode_cost import DecodeChooser, DecodeCost
 from dgemma.engine.kv_cache_manager import KVCacheManager
@@ -36,6 +42,7 @@ from dgemma.engine.request import EngineRequest, ValidatedRequest, validate_requ
 from dgemma.engine.scheduler import (
     COMMIT,
     DENOISE,
+    PREFILL,
     VERIFY,
     QueuedRequest,
     ScheduledSequence,
@@ -46,7 +53,7 @@ from dgemma.engine.scheduler import (
 from dgemma.engine.sequence import Encoded, SampleOutput, SequenceState
 from dgemma.engine.service import EngineStats, Failed
 from dgemma.errors import InputError, RankError
-from dgemma.events import Event, LogProbs
+from dgemma.events import Event, LogProbs, PromptScored
 from dgemma.model.kv_cache import PastKeysValues
 from dgemma.model.transformer import Transformer
 from dgemma.params import GenerationParams
@@ -194,7 +201,8 @@ class Engine:
             tokens=request.prompt,
             max_len=validated.max_len,
             root=request.cache_root,
-            reusable=None if request.score_from is None else request.score_from - 1,
+            # A cached token has no hidden state to score the next one from.
+            reusable=None if request.scored_from is None else request.scored_from - 1,
             turns=(*ends[:_FIRST_TURNS], *ends[-_LAST_TURNS:]),
             priority=request.priority,
             deadline=None if params.deadline_s is None else now + params.deadline_s,
@@ -209,6 +217,7 @@ class Engine:
             tokenizer=self._tokenizer,
             pinned=request.pinned,
             complete_after=() if request.constraint is None else request.constraint.complete_after,
+            scores_prompt=request.prompt_logprobs is not None,
         )
         chooser = None
         if decode == "auto":
@@ -366,8 +375,8 @@ class Engine:
         )
         self._counters[f"{scheduled.phase.name}_tokens"] += scheduled.stop - scheduled.start
         over = self._scheduler.mark_computed(scheduled)
-        if sequence.request.score_from is not None:
-            self._score(sequence, sequence.request.score_from, scheduled, encoded)
+        if sequence.request.scored_from is not None and scheduled.phase is PREFILL:
+            self._score(sequence, sequence.request.scored_from, scheduled, encoded)
         if not over or not sequence.has_canvas:
             return encoded.hidden[-1:] if over and sequence.is_causal else None
         if sequence.is_verified:
@@ -483,15 +492,24 @@ class Engine:
     def _score(
         self, sequence: SequenceState, score_from: int, scheduled: ScheduledSequence, encoded: Encoded
     ) -> None:
-        """Score the token after each token of a chunk; finish the request after the last chunk."""
+        """Score the token after each token of a chunk. After the last chunk, finish a request that only
+        scores."""
         first, stop = max(scheduled.start, score_from - 1), min(scheduled.stop, len(sequence.context) - 1)
         if first < stop:
             hidden = encoded.hidden[first - scheduled.start : stop - scheduled.start]
             model = self._models[sequence.request.adapter]
-            sequence.output.scores += score_tokens(
-                model, hidden, sequence.context[first + 1 : stop + 1], first
-            )
-        if scheduled.stop == len(sequence.context):
+            followers = sequence.context[first + 1 : stop + 1]
+            if sequence.output.prompt_logprobs is None:
+                sequence.output.scores += score_tokens(model, hidden, followers, first)
+            else:
+                num_top = min(sequence.request.prompt_logprobs or 0, self._config.vocab_size)
+                sequence.output.prompt_logprobs += scored_tokens(model, hidden, followers, first, num_top)
+        if scheduled.stop < len(sequence.context):
+            return
+        if sequence.output.prompt_logprobs is not None:
+            scored = tuple(sequence.output.prompt_logprobs)
+            self._emit(sequence, PromptScored(row=sequence.request.row, logprobs=scored))
+        if sequence.decode == "score":
             sequence.output.end()
             self._finish(sequence)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from dgemma.engine.request import PinnedTokens
-from dgemma.events import Answer, Commit, Draft, FinishReason, LogProbs, Timings, ToolCall
+from dgemma.events import Answer, Commit, Draft, FinishReason, LogProbs, ScoredToken, Timings, ToolCall
 from dgemma.params import GenerationParams
 from dgemma.text.reply import Channel, ReplyChunk, ReplyParser
 from dgemma.text.stop_strings import StopStrings
@@ -25,8 +25,10 @@ class OutputBuilder:
         tokenizer: Tokenizer | None,
         pinned: PinnedTokens | None = None,
         complete_after: Container[int] = (),
+        scores_prompt: bool = False,
     ) -> None:
-        """complete_after: tokens after which an answer of max_tokens is complete, not cut off."""
+        """complete_after: tokens after which an answer of max_tokens is complete, not cut off.
+        scores_prompt: it also has the log-probabilities of its prompt."""
         self.row = row
         self.seed = seed
         self.reason: FinishReason | None = None
@@ -36,6 +38,7 @@ class OutputBuilder:
         self._causal_tokens = 0
         self.provisional_tokens = 0
         self.scores: list[float] = []
+        self.prompt_logprobs: list[ScoredToken] | None = [] if scores_prompt else None
         self.canvas = 0  # number of the next one
         self._pinned = pinned
         self._complete_after = complete_after
@@ -156,6 +159,7 @@ class OutputBuilder:
             pinned=self._pinned_positions(0, len(self.tokens)),
             watched=tuple(self._watched),
             scores=tuple(self.scores),
+            prompt_logprobs=None if self.prompt_logprobs is None else tuple(self.prompt_logprobs),
             timings=timings,
         )
 

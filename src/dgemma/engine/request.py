@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dgemma.errors import InputError, suggestion
 from dgemma.model.config import ModelConfig
-from dgemma.params import GenerationParams
+from dgemma.params import MAX_LOGPROBS, GenerationParams
 from dgemma.structured_output.constraint import Constraint
 
 if TYPE_CHECKING:
@@ -119,9 +119,15 @@ class EngineRequest:
     pinned: PinnedTokens | None = None  # pinned and watched positions
     constraint: Constraint | None = None  # the response format of its text
     score_from: int | None = None  # only score the prompt's tokens from here on
+    prompt_logprobs: int | None = None  # list so many likely tokens with each scored one; None: score none
     tenant: str = ""  # whose fair share of the slots it uses
     max_tenant_seqs: int | None = None  # sequences of the tenant that may run at once; None: no limit
     cache_salt: str = ""  # prefixes are reused only by requests of the same salt
+
+    @property
+    def scored_from(self) -> int | None:
+        """The first token of the prompt that is scored; None: none is."""
+        return 1 if self.score_from is None and self.prompt_logprobs is not None else self.score_from
 
     @property
     def cache_root(self) -> bytes:
@@ -152,6 +158,10 @@ def validate_request(
         raise InputError.about("adapter", f"is {request.adapter!r}{suggestion(str(request.adapter), known)}")
     check_prompt(request.prompt, config.vocab_size, prompt_name)
     params, pinned = request.params, request.pinned
+    if request.prompt_logprobs is not None and not 0 <= request.prompt_logprobs <= MAX_LOGPROBS:
+        raise InputError.about(
+            "prompt_logprobs", f"is {request.prompt_logprobs}; it must be from 0 to {MAX_LOGPROBS}."
+        )
     if request.score_from is not None:
         if pinned:
             raise InputError("a request that scores writes nothing, so it can have no pins.")
@@ -244,11 +254,11 @@ def resolve_max_tokens(config: ModelConfig, prompt_len: int, requested: int | No
 
 
 def _scored_len(prompt: Sequence[int], score_from: int, max_positions: int) -> int:
-    if type(score_from) is not int or not 1 <= score_from < len(prompt):
+    if type(score_from) is not int or not 1 <= score_from <= len(prompt):
         raise InputError.about(
             "score_from",
             f"is {score_from} for a prompt of {len(prompt)} tokens; it must be from 1 to "
-            f"{len(prompt) - 1}: a token is scored from those before it.",
+            f"{len(prompt)}: a token is scored from those before it.",
         )
     if len(prompt) > max_positions:
         raise InputError(

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from dgemma.engine.request import EngineRequest
 from dgemma.errors import DgemmaError
-from dgemma.events import CanvasStep, Commit, Draft, Finish
+from dgemma.events import CanvasStep, Commit, Draft, Finish, PromptScored
 from dgemma.params import GenerationParams
 
 
@@ -58,7 +58,7 @@ class Accepted:
     num_waiting: int = 0  # requests before it
 
 
-EngineEvent = Accepted | Draft | CanvasStep | Commit | Finish
+EngineEvent = Accepted | Draft | CanvasStep | PromptScored | Commit | Finish
 
 
 @dataclass(frozen=True, kw_only=True)

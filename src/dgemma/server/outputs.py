@@ -7,7 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dgemma.events import Answer, Draft, FinishReason, ToolCall
+from pydantic import Field
+
+from dgemma.events import Answer, Draft, FinishReason, ScoredToken, ToolCall
 from dgemma.server.plan import TaskOutcome
 from dgemma.server.protocol import (
     AnswerDetails,
@@ -129,9 +131,21 @@ class ChatLogprobs(ResponseModel):
 
 class CompletionLogprobs(ResponseModel):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None] = Field(description="null: the first token of a prompt, with echo.")
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(ResponseModel):
+    """vLLM's entry for one token, under its id."""
+
+    logprob: float
+    rank: int = Field(description="1: the most likely.")
+    decoded_token: str
+
+
+# Per token of a prompt: itself and the most likely ones, by token id; null for the first.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 def chat_logprobs(
@@ -158,6 +172,35 @@ def chat_logprobs(
     return entries
 
 
+def prompt_logprobs(
+    text: TextService, scored: Sequence[ScoredToken], num_tokens: int, num_listed: int
+) -> PromptLogprobs:
+    """Of a prompt of `num_tokens`. A deadline may leave its last tokens without scores: they have null."""
+
+    def entry(token: int, value: float, rank: int) -> PromptLogprob:
+        return PromptLogprob(logprob=value, rank=rank, decoded_token=text.token_text(token).text)
+
+    found: PromptLogprobs = [None]
+    for each in scored:
+        listed = {
+            str(token): entry(token, value, rank)
+            for rank, (token, value) in enumerate(each.top[:num_listed], start=1)
+        }
+        listed[str(each.token)] = entry(each.token, each.logprob, each.rank)
+        found.append(listed)
+    return found + [None] * (num_tokens - len(found))
+
+
+def join_logprobs(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
+    """Those of a prompt and of its answer, as one list."""
+    return CompletionLogprobs(
+        **{
+            name: [value for part in parts for value in getattr(part, name)]
+            for name in CompletionLogprobs.model_fields
+        }
+    )
+
+
 class CompletionLogprobWriter:
     """Log-probabilities of a completion; keeps the text offset between chunks."""
 
@@ -169,16 +212,41 @@ class CompletionLogprobWriter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, tokens: Sequence[int], top: TopLogprobs) -> CompletionLogprobs:
-        logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        for token, listed in zip(tokens, top, strict=False):
-            logprobs.tokens.append(self._name(token))
-            logprobs.token_logprobs.append(_finite(dict(listed).get(token, UNLISTED)))
-            logprobs.top_logprobs.append(
-                {self._name(other): _finite(value) for other, value in listed[: self._num_listed]}
+        values = [
+            _finite(dict(listed).get(token, UNLISTED)) for token, listed in zip(tokens, top, strict=False)
+        ]
+        return self._listed(tokens, values, top)
+
+    def add_prompt(
+        self, tokens: Sequence[int], scored: Sequence[ScoredToken], text: str
+    ) -> CompletionLogprobs:
+        """The prompt before the answer; `text` is what is returned of it. Tokens that were not scored, as the
+        first one, have null."""
+        rest = len(tokens) - 1 - len(scored)
+        values = [None, *(each.logprob for each in scored), *[None] * rest]
+        found = self._listed(tokens, values, [None, *(each.top for each in scored), *[None] * rest])
+        self._offset = len(text)
+        self._decoder.reset()
+        return found
+
+    def _listed(
+        self,
+        tokens: Sequence[int],
+        values: Sequence[float | None],
+        top: Sequence[Sequence[tuple[int, float]] | None],
+    ) -> CompletionLogprobs:
+        found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        for token, value, listed in zip(tokens, values, top, strict=False):
+            found.tokens.append(self._name(token))
+            found.token_logprobs.append(value)
+            found.top_logprobs.append(
+                None
+                if listed is None
+                else {self._name(other): _finite(each) for other, each in listed[: self._num_listed]}
             )
-            logprobs.text_offset.append(self._offset)
+            found.text_offset.append(self._offset)
             self._offset += len(self._decoder.decode(self._text.token_text(token).raw or b""))
-        return logprobs
+        return found
 
     def _name(self, token: int) -> str:
         """A token's text; part of a character by its bytes, so that no two tokens become one key."""

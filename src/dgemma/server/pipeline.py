@@ -220,7 +220,8 @@ class RequestRunner:
             metrics.completion_tokens.inc(len(event.tokens))
             record.completion_tokens = (record.completion_tokens or 0) + len(event.tokens)
         elif isinstance(event, Finish):
-            metrics.tokens_per_forward.observe(event.answer.tokens_per_forward)
+            if event.answer.forwards:
+                metrics.tokens_per_forward.observe(event.answer.tokens_per_forward)
             self._record_finish(event.answer.finish_reason.value, event.answer.text)
 
     def _record_outcome(self, outcome: TaskOutcome[Any]) -> None:

@@ -55,6 +55,7 @@ class ReplyServing(ServingBase):
         prefix: str,
         writer: Callable[[GenerationInfo], ResponseWriter[list[Answer]]],
         logprobs: int | None = None,
+        num_prompt_logprobs: int | None = None,
     ) -> ServingPlan[list[Answer]]:
         self.adapter(request.model)  # refused before the template is rendered
         prompts = Prompts(
@@ -68,7 +69,14 @@ class ReplyServing(ServingBase):
         info = self.generation_info(
             request, prompts, prefix=prefix, logprobs=logprobs, has_tools=turn.tools is not None
         )
-        return self.generation_plan(request, prompts, info, writer(info), response_format)
+        return self.generation_plan(
+            request,
+            prompts,
+            info,
+            writer(info),
+            response_format,
+            num_prompt_logprobs=num_prompt_logprobs,
+        )
 
     def prompt(self, turn: ChatTurn) -> tuple[int, ...]:
         """The chat template's token ids."""

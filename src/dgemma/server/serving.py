@@ -30,6 +30,8 @@ from dgemma.tasks.calibration import Calibration
 from dgemma.tasks.context import TaskContext
 
 MAX_SEED = (1 << 64) - 1
+# Of the prompts of one request, for all their tokens and answers together.
+MAX_PROMPT_LOGPROBS = 1 << 20
 # Fields of a request that become generation options under the same name; the others need a check first.
 _OPTIONS = (
     *(
@@ -136,9 +138,16 @@ class ServingBase:
         info: GenerationInfo,
         writer: ResponseWriter[list[Answer]],
         response_format: RequestedFormat | None,
+        *,
+        num_prompt_logprobs: int | None = None,
     ) -> ServingPlan[list[Answer]]:
-        """One round with one engine request per choice: prompt 0's choices, then prompt 1's, ..."""
-        params = self.generation_params(request, prompts.max_tokens, info.logprobs)
+        """One round with one engine request per choice: prompt 0's choices, then prompt 1's, ...
+
+        num_prompt_logprobs: also score the prompts, and list so many likely tokens with each of theirs.
+        """
+        if num_prompt_logprobs is not None:
+            _check_prompt_logprobs(prompts, info, num_prompt_logprobs)
+        params = self.generation_params(request, prompts.max_tokens or None, info.logprobs)
         seed = request_seed(request)
         check_seeds(seed, info.num_choices)
         biases = self._logit_bias(request)
@@ -152,6 +161,12 @@ class ServingBase:
                 adapter=self.adapter(request.model),
                 drafts=bool(request.diffusing),
                 logit_bias=biases,
+                **_scoring(
+                    prompts,
+                    index // choices_per_prompt,
+                    # A whole response shares what the first answer of a prompt has; a stream cannot wait.
+                    num_prompt_logprobs if request.stream or index % choices_per_prompt == 0 else None,
+                ),
             )
             for index in range(info.num_choices)
         ]
@@ -223,6 +238,8 @@ class ServingBase:
         self.check_vocabulary(prompt, field)
         most = self.settings.max_prompt_tokens
         most_new = served.max_new_tokens(len(prompt))
+        if limit == 0 and len(prompt) <= served.max_positions:
+            most_new = 1  # nothing is written, so it may fill the context
         if most_new == 0 or (most is not None and len(prompt) > most):
             rule = (
                 f"this model's context of {served.max_positions} then has no room for a canvas of "
@@ -283,6 +300,25 @@ class ServingBase:
         return tuple(sorted(biases.items()))
 
 
+def _check_prompt_logprobs(prompts: Prompts, info: GenerationInfo, num_listed: int) -> None:
+    """Bound the numbers of a response."""
+    size = (num_listed + 1) * info.prompt_tokens * (info.num_choices // info.num_prompts)
+    if size > MAX_PROMPT_LOGPROBS:
+        raise invalid(
+            f"{prompts.field} has {info.prompt_tokens} tokens, for which {size} log-probabilities are asked "
+            f"for; at most {MAX_PROMPT_LOGPROBS} are returned. Shorten it, or ask for fewer tokens of each.",
+            prompts.field,
+        )
+
+
+def _scoring(prompts: Prompts, number: int, num_listed: int | None) -> dict[str, Any]:
+    """How a request scores its prompt; with a limit of 0 tokens it does nothing else."""
+    found: dict[str, Any] = {"prompt_logprobs": num_listed}
+    if prompts.max_tokens == 0:
+        found["score_from"] = len(prompts.tokens[number]) if num_listed is None else 1
+    return found
+
+
 def unknown_model(name: str, known: Sequence[str]) -> ApiError:
     return ApiError(
         f"model {shown(name)} is not served here{suggestion(name[:200], known)} "
@@ -315,6 +351,16 @@ def check_streaming(request: ReplyFields) -> None:
     for name in ("stream_options", "diffusing"):
         if getattr(request, name, None):
             raise invalid(f"{name} is for streams; set stream to true, or leave {name} out.", name)
+
+
+def check_prompt_logprobs(request: ReplyFields) -> None:
+    """They are returned with a whole answer, as in vLLM."""
+    if request.stream and getattr(request, "prompt_logprobs", None) is not None:
+        raise invalid(
+            "prompt_logprobs is not returned in a stream; leave stream out, or have echo and logprobs of a "
+            "completion.",
+            "prompt_logprobs",
+        )
 
 
 def check_end_tokens(request: ReplyFields, response_format: RequestedFormat | None) -> None:

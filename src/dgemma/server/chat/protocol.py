@@ -10,7 +10,7 @@ from pydantic import Field, WithJsonSchema
 from dgemma.errors import suggestion
 from dgemma.params import MAX_LOGPROBS
 from dgemma.server.http.errors import invalid, shown
-from dgemma.server.outputs import ChatLogprobs
+from dgemma.server.outputs import ChatLogprobs, PromptLogprobs
 from dgemma.server.protocol import (
     MAX_INT,
     AnswerDetails,
@@ -162,6 +162,9 @@ class ChatCompletionRequest(ResponseFormatFields):
     logprobs: bool | None = Field(None, description="Return log-probabilities of the tokens.")
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="With logprobs: so many of the most likely tokens too."
+    )
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="vLLM's: list so many likely tokens for each of the prompt."
     )
     reasoning_effort: _Effort | None = Field(None, description="Whether to think; the levels are alike.")
     chat_template_kwargs: ChatTemplateKwargs | None = None
@@ -321,6 +324,7 @@ class ChatCompletionResponse(TracedResponse):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: UsageInfo
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class DeltaMessage(ResponseModel):

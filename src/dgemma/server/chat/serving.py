@@ -28,12 +28,13 @@ from dgemma.server.outputs import (
     generation_usage,
     is_cut_off,
     is_delivered,
+    prompt_logprobs,
 )
 from dgemma.server.plan import ResponseWriter, ServingPlan, TaskOutcome
 from dgemma.server.protocol import FinishReasonName, ResponseModel, set_fields
 from dgemma.server.reply import ChatTurn, ReplyServing
 from dgemma.server.response_format import requested_text_format
-from dgemma.server.serving import GenerationInfo
+from dgemma.server.serving import GenerationInfo, check_prompt_logprobs
 from dgemma.server.text import TextService
 
 
@@ -53,12 +54,14 @@ class ChatServing(ReplyServing):
             max_tokens_field=request.token_limit_field,
             field_names={"enable_thinking": request.thinking_field},
         )
+        check_prompt_logprobs(request)
         return self.reply_plan(
             request,
             turn,
             prefix="chatcmpl",
             logprobs=request.num_logprobs,
-            writer=lambda info: ChatWriter(info, self.text),
+            num_prompt_logprobs=request.prompt_logprobs,
+            writer=lambda info: ChatWriter(info, self.text, request.prompt_logprobs),
         )
 
 
@@ -74,9 +77,10 @@ class _Sent:
 class ChatWriter(ResponseWriter[list[Answer]]):
     """Writes a chat completion: whole, or chunk by chunk."""
 
-    def __init__(self, info: GenerationInfo, text: TextService) -> None:
+    def __init__(self, info: GenerationInfo, text: TextService, num_prompt_logprobs: int | None) -> None:
         self._info = info
         self._text = text
+        self._num_prompt_logprobs = num_prompt_logprobs
         self._sent = [_Sent() for _ in range(info.num_choices)]
 
     def response(self, outcomes: Sequence[TaskOutcome[list[Answer]]]) -> ResponseModel:
@@ -85,7 +89,15 @@ class ChatWriter(ResponseWriter[list[Answer]]):
             **self._info.head.fields("chat.completion"),
             choices=[self._choice(index, answer) for index, answer in enumerate(answers)],
             usage=generation_usage(self._info, answers),
+            **self._prompt_logprobs(answers),
         )
+
+    def _prompt_logprobs(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        if self._num_prompt_logprobs is None:
+            return {}
+        scored = (answers[0].prompt_logprobs if answers else None) or ()
+        count = self._info.prompt_tokens
+        return {"prompt_logprobs": prompt_logprobs(self._text, scored, count, self._num_prompt_logprobs)}
 
     def opening_chunks(self) -> Iterator[ResponseModel]:
         """The role of each choice."""

@@ -9,8 +9,15 @@ from pydantic import Field, WithJsonSchema
 
 from dgemma.params import MAX_LOGPROBS, MAX_TOP_K
 from dgemma.server.http.errors import invalid, shown
-from dgemma.server.outputs import CompletionLogprobs
-from dgemma.server.protocol import AnswerDetails, DraftInfo, ResponseModel, TracedResponse, UsageInfo
+from dgemma.server.outputs import CompletionLogprobs, PromptLogprobs
+from dgemma.server.protocol import (
+    MAX_INT,
+    AnswerDetails,
+    DraftInfo,
+    ResponseModel,
+    TracedResponse,
+    UsageInfo,
+)
 from dgemma.server.response_format import ResponseFormatFields
 from dgemma.server.validation import (
     PENALTY,
@@ -24,7 +31,6 @@ UNSUPPORTED_IN_COMPLETIONS: dict[str, Unsupported] = {
     **UNSUPPORTED_BY_ALL,
     **UNSUPPORTED_GRAMMARS,
     "best_of": Unsupported("all answers are returned, see n", (1,)),
-    "echo": Unsupported("the client has the prompt", (False,)),
 }
 UNSUPPORTED_IN_FIM: dict[str, Unsupported] = {
     **UNSUPPORTED_IN_COMPLETIONS,
@@ -57,6 +63,19 @@ class CompletionRequest(ResponseFormatFields):
         None, description="The text after a gap, with prompt before it; empty: no gap."
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = Field(
+        None, description="Return the prompt before its answer, with logprobs also those of its tokens."
+    )
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="vLLM's: list so many likely tokens for each of the prompt."
+    )
+    max_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_INT,
+        description="Of one answer; default: 1024, or the rest of the context. 0 with echo or "
+        "prompt_logprobs: none is written.",
+    )
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -114,6 +133,7 @@ class CompletionChoice(ResponseModel):
     text: str
     finish_reason: Literal["stop", "length"] | None
     logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     reasoning_content: str | None = None
     draft: DraftInfo | None = None
     dgemma: AnswerDetails | FillDetails | None = None

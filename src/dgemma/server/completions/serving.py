@@ -8,7 +8,7 @@ from typing import Any
 
 from dgemma.engine.service import EngineEvent
 from dgemma.errors import InputError
-from dgemma.events import Answer, Commit, Draft, Finish
+from dgemma.events import Answer, Commit, Draft, Finish, FinishReason, PromptScored, ScoredToken
 from dgemma.server.completions.protocol import (
     CompletionChoice,
     CompletionRequest,
@@ -18,12 +18,15 @@ from dgemma.server.completions.protocol import (
 from dgemma.server.gap import MeasuredGap, filled_gap, measured_gap
 from dgemma.server.http.errors import context_too_long, invalid, shown
 from dgemma.server.outputs import (
+    CompletionLogprobs,
     CompletionLogprobWriter,
     TopLogprobs,
     answer_details,
     draft_info,
     generation_usage,
     is_cut_off,
+    join_logprobs,
+    prompt_logprobs,
     task_usage,
 )
 from dgemma.server.plan import AnyServingPlan, ResponseWriter, ServingPlan, TaskCounts, TaskOutcome
@@ -35,6 +38,7 @@ from dgemma.server.serving import (
     ResponseHead,
     ServingBase,
     check_end_tokens,
+    check_prompt_logprobs,
     check_streaming,
     request_seed,
 )
@@ -49,6 +53,8 @@ _UNSUPPORTED_WITH_SUFFIX: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("decode", "only a canvas can see what follows", ("diffuse",)),
     ("end_tokens", "a gap ends where the suffix begins", ()),
     ("ignore_end", "a gap ends where the suffix begins", (True, False)),
+    ("echo", "the client has the texts around the gap", (False,)),
+    ("prompt_logprobs", "a gap is chosen among texts of several lengths, not token by token", ()),
 )
 
 
@@ -61,6 +67,7 @@ class CompletionServing(ServingBase):
     def _create_continuation(self, request: CompletionRequest) -> ServingPlan[list[Answer]]:
         self.adapter(request.model)
         response_format = self._response_format(request)
+        _check_prompt_fields(request)
         texts = request.prompts
         self.check_choices(len(texts), request.n)  # before many texts are tokenized in vain
         try:
@@ -75,8 +82,23 @@ class CompletionServing(ServingBase):
         )
         check_end_tokens(request, response_format)
         info = self.generation_info(request, prompts, prefix="cmpl", logprobs=request.logprobs)
+        echoed = [prompt if isinstance(prompt, str) else _text_of(self.text, prompt) for prompt in texts]
+        returned = ReturnedPrompts(
+            tokens=tokens,
+            texts=echoed if request.echo else None,
+            num_listed=request.prompt_logprobs,
+            is_alone=request.max_tokens == 0,
+        )
+        # One list serves both forms.
+        listed = (request.logprobs if request.echo else None, request.prompt_logprobs)
+        wanted = [number for number in listed if number is not None]
         return self.generation_plan(
-            request, prompts, info, CompletionWriter(info, self.text), response_format
+            request,
+            prompts,
+            info,
+            CompletionWriter(info, self.text, returned),
+            response_format,
+            num_prompt_logprobs=max(wanted, default=None),
         )
 
     def _create_fill(self, request: CompletionRequest) -> ServingPlan[Filled]:
@@ -94,6 +116,8 @@ class CompletionServing(ServingBase):
                     name,
                     "unsupported_parameter",
                 )
+        if request.max_tokens == 0:
+            raise invalid("max_tokens is 0; with suffix, give the longest gap, at least 1.", "max_tokens")
         response_format = self._response_format(request)
         text_format = None if response_format is None else requested_text_format(request)
         check_streaming(request)
@@ -143,43 +167,87 @@ class CompletionServing(ServingBase):
         )
 
 
+def _check_prompt_fields(request: CompletionRequest) -> None:
+    check_prompt_logprobs(request)
+    if request.max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
+        raise invalid(
+            "max_tokens is 0, so nothing would be returned; give at least 1, or echo or prompt_logprobs.",
+            "max_tokens",
+        )
+
+
+def _text_of(text: TextService, tokens: Sequence[int]) -> str:
+    """The text of ids as an answer has it: without controls."""
+    raw = b"".join(text.token_text(token).raw or b"" for token in tokens)
+    return raw.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReturnedPrompts:
+    """What a completion returns of its prompts."""
+
+    tokens: Sequence[tuple[int, ...]]
+    texts: Sequence[str] | None  # None: without echo
+    num_listed: int | None  # of prompt_logprobs
+    is_alone: bool  # nothing is written after them
+
+
 class CompletionWriter(ResponseWriter[list[Answer]]):
     """Writes a text completion: whole, or chunk by chunk in the same shape."""
 
-    def __init__(self, info: GenerationInfo, text: TextService) -> None:
+    def __init__(self, info: GenerationInfo, text: TextService, prompts: ReturnedPrompts) -> None:
         self._info = info
+        self._text = text
+        self._prompts = prompts
+        self._is_echoed = [prompts.texts is None] * info.num_choices
         self._num_sent = [0] * info.num_choices  # tokens whose log-probabilities were sent
         self._logprob_writers = [
             CompletionLogprobWriter(text, info.logprobs or 0) for _ in range(info.num_choices)
         ]
 
     def response(self, outcomes: Sequence[TaskOutcome[list[Answer]]]) -> ResponseModel:
-        answers = outcomes[0].result or []
+        answers = [self._whole(answer) for answer in outcomes[0].result or []]
         choices = []
         for index, answer in enumerate(answers):
-            logprobs = self._logprobs(index, answer.tokens, answer.logprobs) or {"logprobs": None}
+            # The answers of one prompt share its log-probabilities: they are computed once.
+            scored = answers[index - index % self._per_prompt].prompt_logprobs or ()
+            echoed, logprobs = self._echo(index, scored)
+            own = self._logprobs(index, answer.tokens, answer.logprobs)
+            parts = [part["logprobs"] for part in (logprobs, own) if part]
             choices.append(
                 CompletionChoice(
                     index=index,
-                    text=answer.text,
+                    text=echoed + answer.text,
                     finish_reason="length" if is_cut_off(answer) else "stop",
                     dgemma=answer_details(self._info, answer),
-                    **logprobs,
+                    logprobs=join_logprobs(parts) if parts else None,
+                    **self._prompt_logprobs(index, scored),
                     **set_fields(reasoning_content=answer.thought),
                 )
             )
         return self._response(choices, usage=generation_usage(self._info, answers))
 
+    def opening_chunks(self) -> Iterator[ResponseModel]:
+        """The prompts, unless their log-probabilities come first."""
+        if self._info.logprobs is None:
+            for index in range(self._info.num_choices):
+                yield from self._echo_chunk(index, ())
+
     def event_chunks(self, index: int, event: EngineEvent) -> Iterator[ResponseModel]:
         match event:
             case Draft():
                 yield self._chunk(index, draft=draft_info(event))
+            case PromptScored():
+                yield from self._echo_chunk(index, event.logprobs)
             case Commit():
                 extra = self._logprobs(index, event.tokens, event.logprobs)
                 extra |= set_fields(reasoning_content=event.thought)
                 if event.text or extra:
                     yield self._chunk(index, text=event.text, **extra)
-            case Finish(answer=answer):
+            case Finish():
+                answer = self._whole(event.answer)
+                # A deadline may come before the prompt was read.
+                yield from self._echo_chunk(index, answer.prompt_logprobs or ())
                 sent = self._num_sent[index]
                 rest = None if answer.logprobs is None else answer.logprobs[sent:]
                 extra = self._logprobs(index, answer.tokens[sent:], rest)
@@ -192,6 +260,41 @@ class CompletionWriter(ResponseWriter[list[Answer]]):
 
     def usage_chunk(self, outcomes: Sequence[TaskOutcome[list[Answer]]]) -> ResponseModel:
         return self._response([], usage=generation_usage(self._info, outcomes[0].result or []))
+
+    @property
+    def _per_prompt(self) -> int:
+        return self._info.num_choices // self._info.num_prompts
+
+    def _whole(self, answer: Answer) -> Answer:
+        """Where nothing is to be written, the length is what ends the answer."""
+        if self._prompts.is_alone and answer.finish_reason is FinishReason.STOP:
+            return replace(answer, finish_reason=FinishReason.LENGTH)
+        return answer
+
+    def _echo_chunk(self, index: int, scored: Sequence[ScoredToken]) -> Iterator[ResponseModel]:
+        if not self._is_echoed[index]:
+            self._is_echoed[index] = True
+            text, logprobs = self._echo(index, scored)
+            if text or logprobs:
+                yield self._chunk(index, text=text, **logprobs)
+
+    def _echo(self, index: int, scored: Sequence[ScoredToken]) -> tuple[str, dict[str, CompletionLogprobs]]:
+        """The text of the prompt of a choice, and its log-probabilities if there are any."""
+        if self._prompts.texts is None:
+            return "", {}
+        number = index // self._per_prompt
+        text = self._prompts.texts[number]
+        if self._info.logprobs is None:
+            return text, {}
+        writer = self._logprob_writers[index]
+        return text, {"logprobs": writer.add_prompt(self._prompts.tokens[number], scored, text)}
+
+    def _prompt_logprobs(self, index: int, scored: Sequence[ScoredToken]) -> dict[str, Any]:
+        if self._prompts.num_listed is None:
+            return {}
+        num_tokens = len(self._prompts.tokens[index // self._per_prompt])
+        found = prompt_logprobs(self._text, scored, num_tokens, self._prompts.num_listed)
+        return {"prompt_logprobs": found}
 
     def _logprobs(self, index: int, tokens: Sequence[int], top: TopLogprobs | None) -> dict[str, Any]:
         if self._info.logprobs is None or not top:
