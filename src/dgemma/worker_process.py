@@ -6,9 +6,12 @@ a pipe and ends when that is closed, at the latest with this process. A message 
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import IO
 
 from dgemma.errors import DgemmaError
@@ -72,3 +75,91 @@ def limit_memory(num_bytes: int) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         if soft == resource.RLIM_INFINITY or limit < soft:
             resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+@contextmanager
+def limits(memory_bytes: int, cpu_seconds: float) -> Iterator[None]:
+    """In the worker: more memory raises MemoryError; more processor time ends the process."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit_memory(memory_bytes)
+    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def end_reason(code: int | None, cpu_seconds: float) -> str:
+    """Why a worker under `limits` ended before it replied."""
+    if code == -getattr(signal, "SIGPROF", 0):
+        return f"more than {cpu_seconds:g} seconds of processor time"
+    return f"its process ended with code {code}: too much time or memory, or a crash"
+
+
+class AskedWorker:
+    """One worker that answers requests one by one: started when needed, and again after its end.
+
+    Safe to use from several threads; they take turns.
+    """
+
+    def __init__(self, module: str, purpose: str, *, max_seconds: float) -> None:
+        """max_seconds: for one reply, by the clock. Workers limit themselves; a busy machine may be slow."""
+        self.max_seconds = max_seconds
+        self._module = module
+        self._purpose = purpose
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def exchange(self, request: bytes, is_last: Callable[[bytes], bool] = lambda reply: False) -> bytes | int:
+        """The reply; or the exit code of a worker that ended before it. is_last: end the worker after it."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self.end()
+                self._process = self._start()
+            try:
+                reply = self._send(self._process, request)
+            except BaseException:  # such as Ctrl-C: the next caller must not receive this reply
+                self.end()
+                raise
+            if reply is None:
+                code = self.end()
+                assert code is not None
+                return code
+            if is_last(reply):
+                self.end()
+            return reply
+
+    def end(self) -> int | None:
+        """End the worker, if it runs -> its exit code."""
+        process, self._process = self._process, None
+        return None if process is None else end_worker(process)
+
+    def forget(self) -> None:
+        """In a forked process: the worker is the parent's."""
+        self._lock = threading.Lock()
+        if self._process is not None:
+            close_pipes(self._process)  # else the worker would outlive its parent
+            self._process.returncode = 0  # nobody to wait for
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return start_worker(self._module, self._purpose)
+
+    def _send(self, process: subprocess.Popen[bytes], request: bytes) -> bytes | None:
+        """The reply; None if the worker ended before it."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer = threading.Timer(self.max_seconds, process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            write_message(process.stdin, request)
+            return read_message(process.stdout)
+        except BrokenPipeError:
+            return None
+        finally:
+            timer.cancel()

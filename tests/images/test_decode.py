@@ -225,5 +225,5 @@ def test_want_of_memory_is_an_error_of_the_image(monkeypatch: pytest.MonkeyPatch
 
 def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(InputError, match=r"images need Pillow; run: pip install 'dgemma\[vision\]'"):
+    with pytest.raises(InputError, match=r"image needs Pillow; run: pip install 'dgemma\[vision\]'"):
         decode_image(b"BM")

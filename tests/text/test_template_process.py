@@ -19,7 +19,7 @@ import pytest
 from dgemma.errors import CheckpointError, DgemmaError, InputError
 from dgemma.text import template_process, template_worker
 from dgemma.text.chat_template import ChatTemplate
-from dgemma.text.template_process import TemplateProcess
+from dgemma.text.template_process import TEMPLATES, TemplateProcess
 from dgemma.text.template_protocol import ReplyKind
 from text.bundled import TOKENIZER
 
@@ -48,9 +48,8 @@ FOLDED = "{{ 'xx'" + " | replace('x', 'xxxxxxxx')" * 20 + " }}"  # computed when
 # Measured in a process of its own: the largest child of this one may be another test's.
 MEASURE = """
 import json, resource, sys
-from dgemma.text import template_process
 from dgemma.text.template_process import TEMPLATES
-template_process.MAX_SECONDS = 600
+TEMPLATES.max_seconds = 600
 reply = TEMPLATES.ask(sys.argv[1], (), json.loads(sys.argv[2]))
 TEMPLATES.end()
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -62,6 +61,7 @@ print(json.dumps([reply.kind.name, reply.text, used.ru_utime + used.ru_stime, us
 def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, it is the worker's own limits that end an attack."""
     monkeypatch.setattr(template_process, "MAX_SECONDS", 600.0)
+    monkeypatch.setattr(TEMPLATES, "max_seconds", 600.0)
 
 
 @pytest.fixture
@@ -129,10 +129,10 @@ def test_a_worker_that_was_killed_is_started_again(process: TemplateProcess) -> 
 def test_a_worker_that_never_answers_is_killed(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_process, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(process, "max_seconds", 0.2)
     stuck = [sys.executable, "-c", "import time; time.sleep(600)"]
     monkeypatch.setattr(
-        template_process,
+        process,
         "_start",
         lambda: subprocess.Popen(stuck, stdin=subprocess.PIPE, stdout=subprocess.PIPE),
     )
@@ -145,17 +145,17 @@ def test_an_interrupted_caller_leaves_no_reply_for_the_next(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rendered(process, greeting="hello")
-    sent = template_process._exchange
+    sent = process._send
 
     def interrupted(*args: Any) -> bytes:
         sent(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(template_process, "_exchange", interrupted)
+    monkeypatch.setattr(process, "_send", interrupted)
     first = pid_of(process)
     with pytest.raises(KeyboardInterrupt):
         process.ask(HELLO, (), {"greeting": "secret"})
-    monkeypatch.setattr(template_process, "_exchange", sent)
+    monkeypatch.setattr(process, "_send", sent)
     assert rendered(process, greeting="hello") == "hello \ud800"
     assert pid_of(process) != first
 

@@ -4,7 +4,8 @@ The file's signature selects one decoder of Pillow, never a name or a media type
 states is checked before pixels are allocated. Pixels equal those of `transformers.image_utils.load_image`:
 the first frame, upright as its EXIF says, converted to RGB.
 
-What a decoder allocates is bounded by the size of the image; its time is not.
+What a decoder allocates is bounded by the size of the image; its time is not. A server decodes in a process
+of its own (`process.py`).
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def decode_image(source: bytes | Path | Image, *, limits: ImageLimits | None = N
     if not content:
         raise _invalid("is empty; give the bytes of an image file.")
     if len(content) > limits.max_bytes:
-        raise _too_many_bytes(len(content), limits)
+        raise too_many_bytes(len(content), limits)
     kind = image_format(content[:_HEAD_BYTES], limits)
 
     def decode() -> RgbImage:
@@ -103,7 +104,7 @@ def check_pillow() -> None:
     try:
         importlib.import_module("PIL.Image")
     except ImportError:
-        raise InputError("images need Pillow; run: pip install 'dgemma[vision]'") from None
+        raise InputError.about("image", "needs Pillow; run: pip install 'dgemma[vision]'") from None
 
 
 def read_image_file(path: Path, limits: ImageLimits) -> bytes:
@@ -113,7 +114,7 @@ def read_image_file(path: Path, limits: ImageLimits) -> bytes:
         if not stat.S_ISREG(facts.st_mode):
             raise InputError.about("image", f"{path} is not a file; give the path of an image file.")
         if facts.st_size > limits.max_bytes:
-            raise _too_many_bytes(facts.st_size, limits)
+            raise too_many_bytes(facts.st_size, limits)
         return path.read_bytes()
     except OSError as error:
         raise InputError.about("image", f"{path} cannot be read: {error.strerror}.") from None
@@ -240,7 +241,7 @@ def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
         )
 
 
-def _too_many_bytes(num_bytes: int, limits: ImageLimits) -> InputError:
+def too_many_bytes(num_bytes: int, limits: ImageLimits) -> InputError:
     return InputError.about(
         "image",
         f"has {num_bytes:,} bytes; at most {limits.max_bytes:,} are taken. Give a smaller one.",

@@ -11,8 +11,7 @@ import json
 import pickle
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -20,11 +19,7 @@ from jinja2 import Template, meta
 
 from dgemma.text.sandbox import TemplateLimitError, TemplateRefusalError, TemplateSandbox
 from dgemma.text.template_protocol import FIRST_MARK, MAX_CPU_SECONDS, ReplyKind, encode
-from dgemma.worker_process import limit_memory, read_message, write_message
-
-if sys.platform != "win32":
-    import resource
-    import signal
+from dgemma.worker_process import limits, read_message, write_message
 
 MAX_MEMORY_BYTES = 192 << 20  # more than before the request, and for each byte of it eight more
 _MAX_ERROR_CHARS = 4096
@@ -35,7 +30,7 @@ Compiled = tuple[Template, tuple[str, ...], list[str]]
 def main() -> None:
     """Answer requests until the caller closes the pipe, which it does at the latest by ending."""
     while (request := read_message(sys.stdin.buffer)) is not None:
-        with _limits(len(request)):
+        with limits(MAX_MEMORY_BYTES + 8 * len(request), MAX_CPU_SECONDS):
             reply = _reply(request)
         write_message(sys.stdout.buffer, reply)
 
@@ -102,19 +97,3 @@ def _compiled(source: str, names: tuple[str, ...]) -> Compiled:
 @lru_cache(maxsize=1)
 def _sandbox() -> TemplateSandbox:
     return TemplateSandbox()
-
-
-@contextmanager
-def _limits(request_bytes: int) -> Iterator[None]:
-    """Too much memory raises MemoryError; too much processor time ends the process, whatever it is doing."""
-    if sys.platform == "win32":
-        yield
-        return
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    limit_memory(MAX_MEMORY_BYTES + 8 * request_bytes)
-    signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        resource.setrlimit(resource.RLIMIT_AS, before)
