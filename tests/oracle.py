@@ -16,7 +16,7 @@ from transformers import (
 from transformers.models.gemma4 import Gemma4VisionConfig
 
 from dgemma.checkpoint.load import place
-from dgemma.checkpoint.names import tensor_specs
+from dgemma.checkpoint.names import tensor_specs, vision_specs
 from dgemma.language_model import LanguageModel
 from dgemma.model.config import ModelConfig
 from dgemma.model.execution import Execution
@@ -196,7 +196,7 @@ def make_ours(
     config = ModelConfig.from_json(oracle.config.to_dict())
     transformer = Transformer(config, dtype=dtype, device="cpu", execution=execution)
     state = oracle.state_dict()
-    for spec in tensor_specs(config):
+    for spec in (*tensor_specs(config), *vision_specs(config)):
         place(transformer, spec.path, state[spec.name].clone().to(dtype))
     return LanguageModel(transformer)
 

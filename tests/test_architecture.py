@@ -80,7 +80,8 @@ TORCH_FREE_PACKAGES = (
 )  # fmt: skip
 TORCH_FREE = [
     "errors.py", "params.py", "events.py", "durable_files.py", "worker_process.py", "machine.py",
-    "model/config.py", "model/model_part.py", "checkpoint/division.py",
+    "model/config.py", "model/config_fields.py", "model/vision_config.py", "model/model_part.py",
+    "checkpoint/division.py",
     "scale/replicated_engine.py", "scale/prefix_routes.py", "scale/autoscaling.py",
     "checkpoint/hub.py", "checkpoint/hub_cache.py",
     "checkpoint/names.py", "checkpoint/presets.py", "checkpoint/parameter_count.py", "checkpoint/source.py",

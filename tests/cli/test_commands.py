@@ -288,7 +288,8 @@ def test_help_imports_no_command_and_nothing_slow() -> None:
     ours = {name for name in imported if name.startswith("dgemma")}
     assert ours == {
         "dgemma", "dgemma.cli", "dgemma.cli.main", "dgemma.errors", "dgemma.events", "dgemma.model",
-        "dgemma.model.config", "dgemma.params",
+        "dgemma.model.config", "dgemma.model.config_fields", "dgemma.model.vision_config",
+        "dgemma.params",
     }  # fmt: skip
     assert not {"torch", "numpy", "rich", "psutil", "asyncio"} & set(imported)
 

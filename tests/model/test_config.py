@@ -120,6 +120,26 @@ def test_a_bad_rope_is_refused_by_name(kind: str, values: dict[str, Any], messag
         ModelConfig.from_json(raw)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "siglip"}, "vision_config: model_type is 'siglip'"),
+        ({"hidden_size": 0}, "vision_config: hidden_size is 0"),
+        ({"head_dim": 18}, "head_dim is 18; rotary positions on two axes"),
+        ({"num_key_value_heads": 5}, "query heads cannot share 5 KV heads evenly"),
+        ({"rms_norm_eps": 1.0}, "rms_norm_eps is 1.0"),
+        ({"standardize": 1}, "standardize is 1; it must be true or false"),
+        ({"rope_parameters": {"rope_theta": 0.5}}, "rope_theta is 0.5"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
+    ],
+)
+def test_a_bad_vision_tower_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    raw = released()
+    raw["vision_config"] = {"model_type": "gemma4_vision", **changes}
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_json(raw)
+
+
 def test_a_model_without_layers_is_refused() -> None:
     import dataclasses
 

@@ -64,6 +64,7 @@ def stored_dtype(source: CheckpointSource) -> torch.dtype:
 
 
 def _fits_in_float32(source: CheckpointSource) -> bool:
-    plain = sum(4 * math.prod(entry.shape) for entry in source.entries.values())
+    entries = (*source.entries.values(), *source.vision.values())
+    plain = sum(4 * math.prod(entry.shape) for entry in entries)
     quantized = sum(entry.nbytes for entry in source.quantized.values())
     return plain + quantized <= _MAX_WEIGHTS_SHARE * memory_facts().available_bytes

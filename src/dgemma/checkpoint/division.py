@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dgemma.checkpoint.names import TensorSpec, tensor_specs
+from dgemma.checkpoint.names import TensorSpec, tensor_specs, vision_specs
 from dgemma.model.model_part import ModelPart
 
 
@@ -38,5 +38,6 @@ def division_of(spec: TensorSpec, part: ModelPart) -> Division:
 
 
 def part_bytes(part: ModelPart, *, item_bytes: int) -> int:
-    """Of all tensors of a rank, unquantized."""
-    return item_bytes * sum(math.prod(division_of(spec, part).shape) for spec in tensor_specs(part.config))
+    """Of all tensors of a rank, unquantized. Every rank has the whole vision tower."""
+    own = sum(math.prod(division_of(spec, part).shape) for spec in tensor_specs(part.config))
+    return item_bytes * (own + sum(spec.size for spec in vision_specs(part.config)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dgemma.checkpoint.division import division_of
-from dgemma.checkpoint.names import TensorSpec, tensor_specs
+from dgemma.checkpoint.names import TensorSpec, tensor_specs, vision_specs
 from dgemma.checkpoint.quantized.reader import read_quantized
 from dgemma.checkpoint.safetensors_file import TensorEntry, read_chunks, read_columns, read_into, rows_of
 from dgemma.checkpoint.source import CheckpointSource, check_tied_copies
@@ -70,7 +70,15 @@ def load_transformer(
             fill_rows(tensor, entry, division.part)
         place(transformer, spec.path, tensor)
         advance(entry.nbytes)
+    for spec in vision_specs(source.config):
+        entry = source.vision[spec.name]
+        tensor = torch.empty(spec.shape, dtype=dtype, device=device)
+        _fill(tensor, entry)
+        place(transformer, spec.path, tensor)
+        advance(entry.nbytes)
     transformer.rope = Rope(source.config, device)
+    if transformer.vision is not None:
+        transformer.vision.place_frequencies(device)
     return transformer
 
 
@@ -102,7 +110,10 @@ def place_quantized(
 
 def fill_rows(tensor: Tensor, entry: TensorEntry, rows: slice) -> None:
     """Read neighbouring rows of a stored tensor."""
-    entry = rows_of(entry, rows)
+    _fill(tensor, rows_of(entry, rows))
+
+
+def _fill(tensor: Tensor, entry: TensorEntry) -> None:
     stored = TORCH_DTYPES[entry.dtype]
     if tensor.dtype == stored and tensor.device.type == "cpu":
         read_into(entry, tensor.view(-1).view(torch.uint8).numpy())

@@ -1,6 +1,7 @@
 """The tensors of a model: their released names, their paths in `Transformer`, their shapes. Imports no torch.
 
-Loading, saving, counting (`dgemma info`) and checking all use this table.
+Loading, saving, counting (`dgemma info`) and checking all use this table. The vision tower has a table of
+its own: it is never quantized, trained, adapted or divided, and a fingerprint does not cover it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dgemma.model.config import LayerKind, ModelConfig
+from dgemma.model.vision_config import VisionConfig
 
-VISION_PREFIXES = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
+_TOWER = "model.encoder.vision_tower."
+_PROJECTOR = "model.encoder.embed_vision."
+VISION_PREFIXES = (_TOWER, _PROJECTOR)
 _DECODER = "model.decoder."
 _ENCODER = "model.encoder.language_model."
 
@@ -113,3 +117,56 @@ def _layer_specs(config: ModelConfig, index: int) -> Iterator[TensorSpec]:
             continue
         yield TensorSpec(f"{_DECODER}layers.{index}.{name}", f"layers.{index}.{path}", shape, part)
     yield TensorSpec(f"{_ENCODER}layers.{index}.layer_scalar", f"layers.{index}.causal_scalar", (1,), "norms")
+
+
+def vision_specs(config: ModelConfig) -> Iterator[TensorSpec]:
+    """Every tensor of the vision tower and its projector, once; none for a model of text only."""
+    vision = config.vision
+    if vision is None:
+        return
+    hidden = vision.hidden_size
+    table: list[tuple[str, str, tuple[int, ...]]] = [
+        ("patch_embedder.input_proj.weight", "patches.weight", (hidden, vision.patch_values)),
+        ("patch_embedder.position_embedding_table", "positions", (2, vision.num_positions, hidden)),
+    ]
+    for index in range(vision.num_layers):
+        table += _vision_layer(vision, index)
+    if vision.standardizes:
+        table += [("std_bias", "bias", (hidden,)), ("std_scale", "scale", (hidden,))]
+    for name, path, shape in table:
+        yield TensorSpec(_TOWER + name, f"vision.{path}", shape, "vision")
+    yield TensorSpec(
+        _PROJECTOR + "embedding_projection.weight",
+        "vision.projection.weight",
+        (config.hidden_size, hidden),
+        "vision",
+    )
+
+
+def _vision_layer(vision: VisionConfig, index: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    hidden, mlp, dim = vision.hidden_size, vision.mlp_size, vision.head_dim
+    queries, keys = vision.num_heads * dim, vision.num_kv_heads * dim
+    here, there = f"encoder.layers.{index}.", f"layers.{index}."
+    norms = (
+        ("input_layernorm", "before_attention", hidden),
+        ("self_attn.q_norm", "query_norm", dim),
+        ("self_attn.k_norm", "key_norm", dim),
+        ("post_attention_layernorm", "after_attention", hidden),
+        ("pre_feedforward_layernorm", "before_mlp", hidden),
+        ("post_feedforward_layernorm", "after_mlp", hidden),
+    )
+    linears = (
+        ("self_attn.q_proj", "query", (queries, hidden)),
+        ("self_attn.k_proj", "key", (keys, hidden)),
+        ("self_attn.v_proj", "value", (keys, hidden)),
+        ("self_attn.o_proj", "output", (hidden, queries)),
+        ("mlp.gate_proj", "mlp.gate", (mlp, hidden)),
+        ("mlp.up_proj", "mlp.up", (mlp, hidden)),
+        ("mlp.down_proj", "mlp.down", (hidden, mlp)),
+    )
+    for name, path, size in norms:
+        yield f"{here}{name}.weight", f"{there}{path}.weight", (size,)
+    for name, path, shape in linears:
+        yield f"{here}{name}.linear.weight", f"{there}{path}.weight", shape
+        for limit in ("input_min", "input_max", "output_min", "output_max") if vision.clips else ():
+            yield f"{here}{name}.{limit}", f"{there}{path}.{limit}", ()

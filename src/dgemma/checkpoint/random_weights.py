@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dgemma.checkpoint.load import TORCH_DTYPES
-from dgemma.checkpoint.names import TensorSpec, tensor_specs
+from dgemma.checkpoint.names import TensorSpec, tensor_specs, vision_specs
 from dgemma.checkpoint.safetensors_file import TensorToWrite
 from dgemma.checkpoint.save import write_checkpoint
 from dgemma.model.config import ModelConfig
@@ -40,7 +40,7 @@ def write_random(
     raw["dtype"] = str(TORCH_DTYPES[dtype]).removeprefix("torch.")
     tensors = [
         TensorToWrite(spec.name, dtype, spec.shape, partial(random_chunks, spec, dtype, seed))
-        for spec in tensor_specs(config)
+        for spec in (*tensor_specs(config), *vision_specs(config))
     ]
     with tokenizer_files() as small_tokenizer:
         files = small_tokenizer if companions is None else companions
@@ -85,6 +85,12 @@ def distribution(spec: TensorSpec) -> tuple[float, float]:
         return 0.5, 0.01
     if spec.path == "embedding.weight":
         return 0.0, 1.5 * spec.shape[-1] ** -0.5  # the standard deviation of logits is about 1.5
+    if spec.path == "vision.positions":
+        return 0.0, 0.1
+    if spec.path == "vision.bias":
+        return 0.0, 0.02
+    if not spec.shape:  # limits of a layer that clips
+        return (-8.0 if spec.path.endswith("_min") else 8.0), 0.1
     if len(spec.shape) == 1:
         return 1.0, 0.02
     gain = 0.1 if spec.path == "self_conditioning.mlp.down.weight" else 1.0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dgemma.checkpoint.load import DTYPE_NAMES
-from dgemma.checkpoint.names import tensor_specs
+from dgemma.checkpoint.names import tensor_specs, vision_specs
 from dgemma.checkpoint.safetensors_file import TensorToWrite, header_of, read_chunks, write_file
 from dgemma.checkpoint.source import CheckpointSource, read_json
 from dgemma.durable_files import locked, sha256_of, sync_directory, write_whole
@@ -32,14 +32,17 @@ def save(
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Write `transformer`, and from `source` the vision tensors and the companion files.
+    """Write `transformer`, and from `source` the companion files and, as they are, the vision tensors.
 
     dtype: of the file; None: as in memory.
     """
     if any(isinstance(module, QuantizedWeight) for module in transformer.modules()):
         raise InputError("this model is quantized; copy its directory. Only plain weights are written anew.")
     tensors = []
-    for spec in tensor_specs(transformer.config):
+    specs = list(tensor_specs(transformer.config))
+    if source is None:
+        specs += vision_specs(transformer.config)
+    for spec in specs:
         tensor = _at(transformer, spec.path)
         written = dtype or tensor.dtype
         content = _bytes_of(tensor, written)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dgemma.checkpoint.names import VISION_PREFIXES, TensorSpec, tensor_specs
+from dgemma.checkpoint.names import VISION_PREFIXES, TensorSpec, tensor_specs, vision_specs
 from dgemma.checkpoint.quantized.quantization_config import schemes_from_config
 from dgemma.checkpoint.quantized.schemes import QuantizationScheme
 from dgemma.checkpoint.quantized.tensor_index import QuantizedEntry, take_quantized
@@ -36,19 +36,20 @@ class CheckpointSource:
     entries: dict[str, TensorEntry]  # plain tensors, by their first released name
     quantized: dict[str, QuantizedEntry] = field(repr=False)  # quantized tensors, by the same name
     tied: list[tuple[TensorEntry, TensorEntry]] = field(repr=False)  # (first, copy)
-    kept_aside: list[TensorEntry] = field(repr=False)  # tensors of the vision tower, which are not loaded
+    kept_aside: list[TensorEntry] = field(repr=False)  # tensors of the vision tower, copied as they are
+    vision: dict[str, TensorEntry] = field(repr=False)  # of these, those that are loaded, by released name
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors that are loaded."""
-        plain = sum(entry.nbytes for entry in self.entries.values())
+        plain = sum(entry.nbytes for entry in (*self.entries.values(), *self.vision.values()))
         return plain + sum(entry.nbytes for entry in self.quantized.values())
 
     @property
     def files(self) -> set[Path]:
         modules = (module for entry in self.quantized.values() for module in entry.modules)
         quantized = (entry for module in modules for entry in module.entries.values())
-        return {entry.file for entry in (*self.entries.values(), *quantized)}
+        return {entry.file for entry in (*self.entries.values(), *self.vision.values(), *quantized)}
 
     @property
     def quantized_from(self) -> str | None:
@@ -106,9 +107,19 @@ def open_checkpoint(path: str | Path) -> CheckpointSource:
         entries[spec.name] = present[0]
         tied.extend((present[0], copy) for copy in present[1:])
     kept_aside = [e for name, e in found.items() if name.startswith(VISION_PREFIXES)]
+    if not kept_aside:  # a model of text only, whatever config.json says
+        config = replace(config, vision=None)
+    vision = {entry.name: entry for entry in kept_aside}
+    for spec in vision_specs(config):
+        if spec.name in vision:
+            _check_entry(vision[spec.name], spec)
+        else:
+            missing.append(spec.name)
+    known_vision = {spec.name for spec in vision_specs(config)}
     extra = [name for name in found if not name.startswith(VISION_PREFIXES)]
     _refuse_missing_and_extra(directory, missing, extra, [spec.name for spec in specs])
-    return CheckpointSource(directory, raw, config, entries, quantized, tied, kept_aside)
+    vision = {name: entry for name, entry in vision.items() if name in known_vision}
+    return CheckpointSource(directory, raw, config, entries, quantized, tied, kept_aside, vision)
 
 
 def _schemes(directory: Path, raw: dict[str, Any]) -> tuple[QuantizationScheme, ...]:

@@ -98,13 +98,14 @@ def _page(config: ModelConfig, census: ParameterCounts, fits: dict[str, bool], m
 
     lines = ["geometry"]
     lines += rows([(k.replace("_", " "), f"{v:,}") for k, v in _geometry(config).items()])
-    lines.append("parameters (vision excluded, tied weights counted once)")
+    lines.append("parameters (tied weights counted once)")
     parts = census.parameters_by_part.items()
     lines += rows([(name.replace("_", " "), f"{n:,}") for name, n in parts])
     lines += rows(
         [
-            ("total", f"{_short(census.total_parameters)} {census.total_parameters:,}"),
-            ("active per token", f"{_short(census.active_parameters)} {census.active_parameters:,}"),
+            ("total", _with_short(census.total_parameters)),
+            ("active per token", _with_short(census.active_parameters)),
+            *([("vision tower, besides", _with_short(census.vision_parameters))] if config.vision else []),
         ]
     )
     lines.append("weights in memory")
@@ -122,6 +123,10 @@ def _page(config: ModelConfig, census: ParameterCounts, fits: dict[str, bool], m
         ]
     )
     return "\n".join(lines)
+
+
+def _with_short(count: int) -> str:
+    return f"{_short(count)} {count:,}"
 
 
 def _short(count: int) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dgemma.errors import ConfigError
+from dgemma.model.config_fields import ConfigFields, shown_kind
+from dgemma.model.vision_config import VisionConfig
 
 # Far above any model of this family; a larger number in a file is an error or an attack.
 _LARGEST = {"layers": 1024, "size": 1 << 20, "vocabulary": 1 << 24, "positions": 1 << 32}
@@ -59,6 +61,9 @@ class ModelConfig:
     max_positions: int
     mask_token: int | None = None
     """The noise of a model that was trained by masked diffusion; DiffusionGemma has none."""
+    vision: VisionConfig | None = None  # of the tower in front of the causal pass; None: text only
+    sees_whole_images: bool = False
+    """Whether the tokens of an image attend to all tokens of this image in the causal pass."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -124,15 +129,16 @@ class ModelConfig:
     @classmethod
     def from_json(cls, raw: object) -> ModelConfig:
         """Read the dictionary of a released `config.json`; refuse by name each unsupported setting."""
-        outer = _Fields(raw, "config.json")
+        outer = ConfigFields(raw, "config.json")
         outer.expect("model_type", "diffusion_gemma", required=True)
         outer.expect("tie_word_embeddings", True)
-        text = _Fields(outer.get("text_config"), "text_config")
+        text = ConfigFields(outer.get("text_config"), "text_config")
         text.expect("tie_word_embeddings", True)
         text.expect("hidden_activation", "gelu_pytorch_tanh")
         text.expect("attention_bias", False)
         if text.get("use_bidirectional_attention") == "all":
             raise ConfigError("use_bidirectional_attention 'all' is not supported: encode is causal.")
+        vision = outer.get("vision_config")
         num_layers = text.integer("num_hidden_layers")
         if not 1 <= num_layers <= _LARGEST["layers"]:
             raise ConfigError(f"num_hidden_layers is {num_layers}; 1 to 1024 are supported.")
@@ -153,6 +159,8 @@ class ModelConfig:
             canvas_len=outer.integer("canvas_length", 256),
             max_positions=text.integer("max_position_embeddings", 131_072),
             mask_token=None if outer.get("mask_token_id") is None else outer.integer("mask_token_id"),
+            vision=None if vision is None else VisionConfig.from_json(vision, outer),
+            sees_whole_images=text.get("use_bidirectional_attention") == "vision",
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -199,6 +207,8 @@ class ModelConfig:
             "eos_token_id": 1,
             "pad_token_id": 0,
         }
+        if self.sees_whole_images:
+            text["use_bidirectional_attention"] = "vision"
         return {
             "architectures": ["DiffusionGemmaForBlockDiffusion"],
             "model_type": "diffusion_gemma",
@@ -206,6 +216,7 @@ class ModelConfig:
             "tie_word_embeddings": True,
             "text_config": text,
             **({} if self.mask_token is None else {"mask_token_id": self.mask_token}),
+            **({} if self.vision is None else self.vision.to_json()),
         }
 
     def _global_fields(self) -> dict[str, int]:
@@ -217,49 +228,7 @@ class ModelConfig:
         return {"global_head_dim": head_dim, "num_global_key_value_heads": num_kv_heads}
 
 
-class _Fields:
-    """Typed access to a JSON object, with errors that name the field and the value."""
-
-    def __init__(self, raw: object, where: str) -> None:
-        if not isinstance(raw, dict):
-            raise ConfigError(
-                f"{where} is {_kind(raw)}; it must be a JSON object of a diffusion_gemma checkpoint."
-            )
-        self._raw: dict[str, Any] = raw
-        self._where = where
-
-    def get(self, name: str) -> Any:
-        return self._raw.get(name)
-
-    def expect(self, name: str, value: object, *, required: bool = False) -> None:
-        found = self._raw.get(name, None if required else value)
-        if found is None and not required:
-            return
-        if found != value or isinstance(found, bool) != isinstance(value, bool):
-            raise ConfigError(f"{self._where}: {name} is {found!r}; dgemma supports only {value!r}.")
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self._raw.get(name)
-        value = default if value is None else value
-        if value is None:
-            raise ConfigError(f"{self._where} lacks {name!r}; the checkpoint is incomplete.")
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"{self._where}: {name} is {value!r}; it must be a whole number.")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self._raw.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{self._where}: {name} is {value!r}; it must be a number.")
-        return float(value)
-
-
-def _kind(raw: object) -> str:
-    return "missing" if raw is None else f"a {type(raw).__name__}"
-
-
-def _layer_kinds(text: _Fields, num_layers: int) -> tuple[LayerKind, ...]:
+def _layer_kinds(text: ConfigFields, num_layers: int) -> tuple[LayerKind, ...]:
     names = text.get("layer_types")
     if names is None:
         names = ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention"
@@ -274,7 +243,7 @@ def _layer_kinds(text: _Fields, num_layers: int) -> tuple[LayerKind, ...]:
     return (*(known[name] for name in names[:-1]), LayerKind.FULL)
 
 
-def _layer_shapes(text: _Fields, kinds: tuple[LayerKind, ...]) -> tuple[LayerShape, ...]:
+def _layer_shapes(text: ConfigFields, kinds: tuple[LayerKind, ...]) -> tuple[LayerShape, ...]:
     """Shapes of all layers. Full layers are set by `per_layer_config` or by the `global_` fields."""
     head_dim = text.integer("head_dim", 256)
     num_kv_heads = text.integer("num_key_value_heads", 4)
@@ -288,7 +257,7 @@ def _layer_shapes(text: _Fields, kinds: tuple[LayerKind, ...]) -> tuple[LayerSha
     for index, kind in enumerate(kinds):
         full = kind is LayerKind.FULL
         own = (overrides or {}).get(index, {})
-        fields = _Fields(own, f"per_layer_config[{index}]")
+        fields = ConfigFields(own, f"per_layer_config[{index}]")
         for field, value in stated.items() if full else ():
             if own.get(field, value) != value:
                 raise ConfigError(
@@ -305,12 +274,12 @@ def _layer_shapes(text: _Fields, kinds: tuple[LayerKind, ...]) -> tuple[LayerSha
     return tuple(shapes)
 
 
-def _per_layer_config(text: _Fields, num_layers: int) -> dict[int, dict[str, Any]] | None:
+def _per_layer_config(text: ConfigFields, num_layers: int) -> dict[int, dict[str, Any]] | None:
     raw = text.get("per_layer_config")
     if raw is None:
         return None
     if not isinstance(raw, dict):
-        raise ConfigError(f"text_config: per_layer_config is {_kind(raw)}; it must be an object.")
+        raise ConfigError(f"text_config: per_layer_config is {shown_kind(raw)}; it must be an object.")
     overrides: dict[int, dict[str, Any]] = {}
     for key, values in raw.items():
         # Keys are zero-padded from ten layers on: "05" is layer 5.
@@ -326,19 +295,19 @@ def _per_layer_config(text: _Fields, num_layers: int) -> dict[int, dict[str, Any
     return overrides
 
 
-def _rope_shapes(text: _Fields) -> dict[LayerKind, RopeShape]:
+def _rope_shapes(text: ConfigFields) -> dict[LayerKind, RopeShape]:
     raw = text.get("rope_parameters")
     if raw is None:
         return {
             LayerKind.SLIDING: RopeShape(theta=1e4, rotated_share=1.0),
             LayerKind.FULL: RopeShape(theta=1e6, rotated_share=0.25),
         }
-    table = _Fields(raw, "rope_parameters")
+    table = ConfigFields(raw, "rope_parameters")
     shapes: dict[LayerKind, RopeShape] = {}
     for kind in LayerKind:
         if table.get(kind.value) is None:
             continue
-        fields = _Fields(table.get(kind.value), f"rope_parameters[{kind.value!r}]")
+        fields = ConfigFields(table.get(kind.value), f"rope_parameters[{kind.value!r}]")
         share = fields.number("partial_rotary_factor", 1.0)
         rope_type = fields.get("rope_type")
         # "default" with a partial factor would rotate a head of another size: not in this family.

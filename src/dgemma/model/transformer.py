@@ -46,6 +46,7 @@ from dgemma.model.linear import ALL, Linear, PlainLinear
 from dgemma.model.model_part import ModelPart
 from dgemma.model.moe import Experts, Router
 from dgemma.model.ranks import ALONE, Ranks, VocabPart
+from dgemma.model.vision import VisionTower
 
 # Shapes: rows = sequences, tokens = computed now, canvas = tokens of a canvas, k = experts per token,
 # vocab = the vocabulary, or a tile of it.
@@ -306,6 +307,12 @@ class Transformer(nn.Module):
         )
         self.norm = RmsNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
         self.rope = Rope(config, device)
+        # Whole on every rank. Only the causal pass of a prompt with images uses it.
+        self.vision = (
+            None
+            if config.vision is None
+            else VisionTower(config.vision, config.hidden_size, dtype=dtype, device=device)
+        )
 
     @property
     def part(self) -> ModelPart:

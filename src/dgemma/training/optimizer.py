@@ -36,7 +36,8 @@ def choose_trained(stack: Transformer, freeze: Iterable[str]) -> dict[str, nn.Pa
     part_of = {spec.path: _PARTS.get(spec.part, spec.part) for spec in tensor_specs(stack.config)}
     chosen = {}
     for path, parameter in stack.named_parameters():
-        parameter.requires_grad_(part_of[path] not in frozen)
+        # The vision tower has no part: training is on text, and leaves it as it is.
+        parameter.requires_grad_(path in part_of and part_of[path] not in frozen)
         if parameter.requires_grad:
             chosen[path] = parameter
     if not chosen:

@@ -7,6 +7,7 @@ the same layers the same number of times.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ def open_unread(model: str, dtype: torch.dtype) -> tuple[LanguageModel, Checkpoi
     """A model whose weights are to be divided, before they are read."""
     source = open_checkpoint(resolve(model))
     check_tied_copies(source)
-    return LanguageModel(Transformer(source.config, dtype=dtype, device="meta"), source), source
+    config = replace(source.config, vision=None)  # training is on text; its tensors are copied when saving
+    return LanguageModel(Transformer(config, dtype=dtype, device="meta"), source), source
 
 
 def divide(stack: Transformer, mesh: DeviceMesh) -> None:
