@@ -100,6 +100,17 @@ def events_of(response: httpx2.Response) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
+def named_events_of(response: httpx2.Response) -> list[tuple[str, dict[str, Any]]]:
+    """The events of a stream that names them, and ends without [DONE]."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    found = []
+    for block in [part for part in response.text.split("\n\n") if part and not part.startswith(":")]:
+        head, data = block.split("\n")
+        found.append((head.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
 def joined(chunks: list[dict[str, Any]], field: str, index: int = 0) -> str:
     """What a client gets that joins one field of the deltas of a choice."""
     choices = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]

@@ -272,7 +272,8 @@ def test_extra_params_of_mercurys_client_are_fields_like_others() -> None:
 
 
 def test_the_documented_table_names_every_field() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+    docs = Path(__file__).parents[2] / "docs"
+    page = "".join((docs / name).read_text() for name in ("server.md", "agents.md"))
     for kind, unsupported in request_models(ENDPOINTS).items():
         for name in (*kind.model_fields, *unsupported, "extra_body"):
             assert f"`{name}`" in page, name

@@ -47,7 +47,7 @@ def schema_of(**settings: Any) -> dict[str, Any]:
 
 def test_every_endpoint_is_described_with_its_errors() -> None:
     schema = schema_of()
-    asking = {CHAT, COMPLETIONS, FIM, INFILL, EDIT, DECISIONS, SYSTEM_ONE}
+    asking = {CHAT, "/v1/responses", COMPLETIONS, FIM, INFILL, EDIT, DECISIONS, SYSTEM_ONE}
     counting = {"/tokenize", "/detokenize"}
     watching = {"/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics"}
     assert set(schema["paths"]) == asking | counting | watching

@@ -32,12 +32,14 @@ from dgemma.server.infill.router import INFILL
 from dgemma.server.pipeline import Endpoint, TextEndpoint
 from dgemma.server.playground import FACTS_PATH, PlaygroundFacts, facts_response
 from dgemma.server.protocol import ResponseModel
+from dgemma.server.responses.router import RESPONSES
 from dgemma.server.state import ServerState
 from dgemma.server.text import TextService
 from dgemma.server.tokenize.router import DETOKENIZE, TOKENIZE
 
 ENDPOINTS: tuple[Endpoint | TextEndpoint, ...] = (
     CHAT_COMPLETIONS,
+    RESPONSES,
     COMPLETIONS,
     FIM_COMPLETIONS,
     INFILL,

@@ -17,7 +17,7 @@ from dgemma.server.http.errors import ApiError, invalid
 from dgemma.server.http.log import RequestRecord
 from dgemma.server.http.sse import DONE
 from dgemma.server.plan import AnyServingPlan, EngineUsage, TaskOutcome
-from dgemma.server.protocol import RequestModel, ResponseModel, TraceChunk, TracedResponse
+from dgemma.server.protocol import ErrorResponse, RequestModel, ResponseModel, TraceChunk, TracedResponse
 from dgemma.server.serving import ServingContext
 from dgemma.server.state import ServerState
 from dgemma.server.validation import Unsupported
@@ -40,6 +40,8 @@ class DescribedEndpoint:
     example: Mapping[str, Any]  # a body that is answered; `model` is added where it is required
     chunk: type[ResponseModel] | None = None  # None: the endpoint does not stream
     end_of_stream: bytes = DONE
+    last_event: str = "[DONE]"  # what ends a stream, for the description
+    errors: type[ResponseModel] = ErrorResponse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +136,10 @@ class RequestRunner:
                                 usage.add(event.answer)
                             if plan.answers_are_choices:
                                 self._record_event(event)
-                                for chunk in writer.event_chunks(number, event) if plan.stream else ():
-                                    yield chunk
+                                if plan.stream or writer.reads_events:
+                                    for chunk in writer.event_chunks(number, event):
+                                        if plan.stream:
+                                            yield chunk
                             elif isinstance(event, Finish):
                                 _check_deadline(event.answer)
                     answers = [finished[number] for number in range(len(step))]

@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from dgemma.engine.request import EngineRequest
 from dgemma.engine.service import EngineEvent
 from dgemma.events import Answer
+from dgemma.server.http.errors import ApiError
 from dgemma.server.protocol import ResponseModel
 from dgemma.server.response_format import RequestedFormat
 from dgemma.structured_output.constraint import Constraint
@@ -62,6 +63,9 @@ class TaskCounts:
 class ResponseWriter(ABC, Generic[Result]):
     """Writes the response of one endpoint family: whole, or as chunks of a stream."""
 
+    # `event_chunks` is given the events in either case: the whole response is made from them too.
+    reads_events: ClassVar[bool] = False
+
     @abstractmethod
     def response(self, outcomes: Sequence[TaskOutcome[Result]]) -> ResponseModel: ...
 
@@ -80,6 +84,10 @@ class ResponseWriter(ABC, Generic[Result]):
     def task_chunks(self, index: int, outcome: TaskOutcome[Result]) -> Iterator[ResponseModel]:
         """Chunks for the finished task `index`."""
         yield from ()
+
+    def error_chunk(self, error: ApiError) -> ResponseModel | None:
+        """The last chunk of a stream that failed; None: OpenAI's error object."""
+        return None
 
     def usage_chunk(self, outcomes: Sequence[TaskOutcome[Result]]) -> ResponseModel:
         """The last chunk, with `stream_options.include_usage`. Endpoints without streaming have none."""

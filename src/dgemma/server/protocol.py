@@ -177,6 +177,17 @@ class PromptTokensDetails(ResponseModel):
     cached_tokens: int = Field(description="Tokens of the prompt found in the prefix cache.")
 
 
+class InputTokensDetails(ResponseModel):
+    cached_tokens: int = Field(description="Tokens of the prompt found in the prefix cache.")
+    cache_write_tokens: int = Field(description="Always 0: nobody pays for the prefix cache.")
+
+
+class OutputTokensDetails(ResponseModel):
+    reasoning_tokens: int = Field(
+        description="Of the thought's text, encoded once more; decisions have none."
+    )
+
+
 class UsageInfo(ResponseModel):
     prompt_tokens: int = Field(description="Each prompt counts once, however many answers it has.")
     completion_tokens: int

@@ -85,7 +85,12 @@ def _validation_error(error: ValidationError, kind: type[BaseModel], body: Mappi
 def _place(where: Sequence[str | int], body: Any, *, is_missing: bool) -> list[str]:
     """The names that lead to a value; pydantic's location also names the alternative of a union."""
     place: list[str] = []
+    tagged: Any = None
     for number, part in enumerate(where, start=1):
+        # The alternative has the name of the value's type: {"type": "text", "text": ...} holds that name too.
+        if isinstance(body, dict) and body.get("type") == part and body is not tagged:
+            tagged = body
+            continue
         is_there = isinstance(body, dict) and part in body
         is_there |= isinstance(body, list) and isinstance(part, int) and part < len(body)
         if is_there:

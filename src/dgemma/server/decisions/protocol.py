@@ -13,7 +13,14 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from dgemma.errors import InputError
 from dgemma.server.http.errors import invalid
-from dgemma.server.protocol import CommonFields, RequestModel, ResponseModel, TracedResponse
+from dgemma.server.protocol import (
+    CommonFields,
+    InputTokensDetails,
+    OutputTokensDetails,
+    RequestModel,
+    ResponseModel,
+    TracedResponse,
+)
 from dgemma.server.validation import NO_STREAM, Unsupported, read_fields
 from dgemma.tasks.decide import MAX_CHOICES, MAX_QUESTIONS, NO, YES, Choice, Kind, Question
 
@@ -357,15 +364,6 @@ class ScoreAnswer(ResponseModel):
     score: float = Field(description="The mean level.")
     confidence: float
     probabilities: list[LevelProbability]
-
-
-class InputTokensDetails(ResponseModel):
-    cached_tokens: int
-    cache_write_tokens: int
-
-
-class OutputTokensDetails(ResponseModel):
-    reasoning_tokens: int
 
 
 class DecisionUsage(ResponseModel):

@@ -18,7 +18,6 @@ from dgemma.server.decisions.protocol import (
     DecisionUsage,
     FunctionCallItem,
     FunctionCallOutput,
-    InputTokensDetails,
     LevelProbability,
     NamedChoiceAnswer,
     NamedChoiceParam,
@@ -28,7 +27,6 @@ from dgemma.server.decisions.protocol import (
     NamedScoreAnswer,
     NamedScoreParam,
     NoulAnswer,
-    OutputTokensDetails,
     PredicateAnswer,
     ScoreAnswer,
     StateRequest,
@@ -36,7 +34,7 @@ from dgemma.server.decisions.protocol import (
 )
 from dgemma.server.http.errors import context_too_long, invalid, shown, timed_out
 from dgemma.server.plan import ResponseWriter, ServingPlan, TaskCounts, TaskOutcome
-from dgemma.server.protocol import CommonFields, ResponseModel
+from dgemma.server.protocol import CommonFields, InputTokensDetails, OutputTokensDetails, ResponseModel
 from dgemma.server.serving import ServingBase, new_id
 from dgemma.tasks.calibration import Calibration
 from dgemma.tasks.context import TaskContext

@@ -52,12 +52,12 @@ def endpoint_responses(endpoint: DescribedEndpoint) -> Responses:
     if endpoint.chunk is None:
         return {200: _response("The answer.", *endpoint.responses), **errors(*statuses)}
     has_done = bool(endpoint.end_of_stream)
-    end = "[DONE]" if has_done else "a chunk whose stop is true"
     answer = _response(
-        f"The answer; with `stream` as server-sent events, ended by {end}.", *endpoint.responses
+        f"The answer; with `stream` as server-sent events, ended by {endpoint.last_event}.",
+        *endpoint.responses,
     )
     # As FastAPI and OpenAPI 3.2 describe streams: event by event.
-    description = f"A {endpoint.chunk.__name__} or an ErrorResponse as JSON" + (
+    description = f"A {endpoint.chunk.__name__} or an {endpoint.errors.__name__} as JSON" + (
         ", or [DONE]." if has_done else "."
     )
     data = {"type": "string", "description": description}
@@ -132,6 +132,7 @@ def _narrow(properties: Json, state: ServerState, *, needs_model: bool) -> None:
         "n": settings.max_choices,
         "max_tokens": served.max_new_tokens(1),
         "max_completion_tokens": served.max_new_tokens(1),
+        "max_output_tokens": served.max_new_tokens(1),
         "deadline_s": settings.request_timeout_s,
     }
     for name, most in limits.items():

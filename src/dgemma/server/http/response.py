@@ -91,20 +91,24 @@ class GeneratedResponse(BodyResponse):
         end = self._endpoint.end_of_stream
         async with runner.stream() as chunks, aclosing(_events(chunks, end)) as events:
             stream = EventStream(send, keep_alive_s=self._state.settings.keep_alive_s)
-            await stream.run(events, lambda error: _error_event(error, runner.record))
+            await stream.run(events, lambda error: _error_event(error, runner))
 
 
 async def _events(chunks: AsyncGenerator[ResponseModel, None], end: bytes) -> AsyncGenerator[bytes, None]:
     async with aclosing(chunks):
         async for chunk in chunks:
-            yield event_bytes(chunk.to_json())
+            yield event_bytes(chunk.to_json(), chunk.event_name)
     if end:
         yield end
 
 
-def _error_event(error: Exception, record: RequestRecord) -> bytes:
+def _error_event(error: Exception, runner: RequestRunner) -> bytes:
     """The last event of a stream that failed: its status line was sent before."""
-    return event_bytes(to_json(note_error(error, record).body()))
+    api_error = note_error(error, runner.record)
+    chunk = runner.plan.writer.error_chunk(api_error)
+    if chunk is None:
+        return event_bytes(to_json(api_error.body()))
+    return event_bytes(chunk.to_json(), chunk.event_name)
 
 
 async def _send_whole(send: Send, content: bytes) -> None:

@@ -19,9 +19,10 @@ _HEADERS = [
 ]
 
 
-def event_bytes(data: bytes) -> bytes:
+def event_bytes(data: bytes, name: str | None = None) -> bytes:
     """One event. JSON as the server writes it has no line breaks, so one data line is enough."""
-    return b"data: " + data + b"\n\n"
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + data + b"\n\n"
 
 
 class EventStream:

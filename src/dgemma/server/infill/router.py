@@ -37,5 +37,6 @@ INFILL = Endpoint(
         "n_predict": 4,
     },
     chunk=InfillChunk,
+    last_event="a chunk whose stop is true",
     end_of_stream=b"",  # clients know the end by the last chunk's "stop"
 )

@@ -1,0 +1,36 @@
+"""The route of responses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dgemma.server.pipeline import Endpoint
+from dgemma.server.plan import AnyServingPlan
+from dgemma.server.responses.protocol import (
+    UNSUPPORTED_IN_RESPONSES,
+    ResponseEvent,
+    ResponseObject,
+    ResponseRequest,
+    read_response_request,
+)
+from dgemma.server.responses.serving import ResponseServing
+from dgemma.server.serving import ServingContext
+
+
+def create_response(context: ServingContext, body: Mapping[str, Any]) -> AnyServingPlan:
+    return ResponseServing(context).create_response(read_response_request(body))
+
+
+RESPONSES = Endpoint(
+    path="/v1/responses",
+    summary="Answer a conversation of items",
+    create=create_response,
+    prompt_fields=("instructions", "input"),
+    requests={ResponseRequest: UNSUPPORTED_IN_RESPONSES},
+    responses=(ResponseObject,),
+    example={"input": "Why is the sea salty?", "max_output_tokens": 64},
+    chunk=ResponseEvent,
+    end_of_stream=b"",
+    last_event="the event response.completed, response.incomplete or response.failed",
+)
