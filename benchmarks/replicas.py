@@ -17,7 +17,7 @@ import signal
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import httpx2
 import psutil
@@ -30,6 +30,13 @@ REPLICAS = 2
 REQUESTS = 40
 TOKENS = 32  # one canvas
 _TIMEOUT_S = 300.0
+
+
+class HasPort(Protocol):
+    """Something that answers on a port of this machine."""
+
+    @property
+    def port(self) -> int: ...
 
 
 def main() -> None:
@@ -66,13 +73,13 @@ def body_of(number: int) -> dict[str, Any]:
     return {"model": MODEL, "prompt": " ".join(words[:6]), "max_tokens": TOKENS, "seed": number}
 
 
-def answer(server: Served, number: int) -> str:
+def answer(server: HasPort, number: int) -> str:
     response = httpx2.post(f"{address(server)}/v1/completions", json=body_of(number), timeout=_TIMEOUT_S)
     text: str = response.raise_for_status().json()["choices"][0]["text"]
     return text
 
 
-def streamed(server: Served, number: int) -> str:
+def streamed(server: HasPort, number: int) -> str:
     text = ""
     body = body_of(number) | {"stream": True}
     with httpx2.stream(
@@ -86,11 +93,11 @@ def streamed(server: Served, number: int) -> str:
     return text
 
 
-def address(server: Served) -> str:
+def address(server: HasPort) -> str:
     return f"http://127.0.0.1:{server.port}"
 
 
-def latencies(server: Served) -> dict[str, float]:
+def latencies(server: HasPort) -> dict[str, float]:
     """Of one request at a time, of one token: what is not the model's work."""
     seconds = []
     body = body_of(0) | {"max_tokens": 1, "max_denoising_steps": 1}
@@ -183,7 +190,7 @@ def answers_on_all(server: Served) -> bool:
     return float(line.split()[1]) >= 16 * REPLICAS
 
 
-def converse(server: Served, count: int) -> float:
+def converse(server: HasPort, count: int) -> float:
     """Turns of conversations in random order: the share of prompt tokens that was in a cache."""
     rng = random.Random(1)
     texts = {number: " ".join(make_scene(900 + number, seed=7).text.split()[:40]) for number in range(count)}

@@ -82,6 +82,15 @@ def test_the_usual_value_of_an_unsupported_field_is_accepted() -> None:
     assert refusal({"frequency_penalty": False})["param"] == "frequency_penalty", "false is not 0"
 
 
+def test_what_sglangs_router_adds_to_a_request_is_accepted() -> None:
+    added = {"no_stop_trim": False, "ignore_eos": False, "return_hidden_states": False}
+    added["skip_special_tokens"] = True
+    to_chats = {"continue_final_message": False, "separate_reasoning": True, "stream_reasoning": True}
+    assert post(APP, COMPLETIONS, {**ONCE, **added, "echo": False, "stream": False}).status_code == 200
+    assert post(APP, CHAT, {**HELLO, **added, **to_chats, "logprobs": False}).status_code == 200
+    assert refusal({"ignore_eos": True})["param"] == "ignore_eos"
+
+
 def test_neutral_fields_change_nothing_of_the_answer() -> None:
     neutral = {"user": "u", "metadata": {"k": "v"}, "safety_identifier": "s", "prompt_cache_key": "p"}
     assert neutral.keys() == set(NEUTRAL)

@@ -35,7 +35,21 @@ class Unsupported:
 
 
 PENALTY = Unsupported("all tokens of a canvas are written at once, so none comes before another", (0,))
-UNSUPPORTED_BY_ALL: dict[str, Unsupported] = {"frequency_penalty": PENALTY, "presence_penalty": PENALTY}
+# SGLang's own fields. Its router writes them into every request, with what it takes for their defaults.
+_SGLANG = {
+    "continue_final_message": Unsupported("a chat is encoded for the reply to it", (False,)),
+    "ignore_eos": Unsupported("see ignore_end", (False,)),
+    "no_stop_trim": Unsupported("a stop string is not part of the text", (False,)),
+    "return_hidden_states": Unsupported("hidden states stay in the engine", (False,)),
+    "separate_reasoning": Unsupported("reasoning is in reasoning_content", (True,)),
+    "skip_special_tokens": Unsupported("control tokens are not part of the text", (True,)),
+    "stream_reasoning": Unsupported("a stream has the reasoning too", (True,)),
+}
+UNSUPPORTED_BY_ALL: dict[str, Unsupported] = {
+    "frequency_penalty": PENALTY,
+    "presence_penalty": PENALTY,
+    **_SGLANG,
+}
 GRAMMAR = Unsupported("grammars are not read; regex, choice, json_schema and json_object are", ("",))
 UNSUPPORTED_GRAMMARS = dict.fromkeys(("grammar", "guided_grammar"), GRAMMAR)
 NO_STREAM = Unsupported("the answer comes whole", (False,))
