@@ -24,7 +24,7 @@ from dgemma.checkpoint.random_weights import distribution
 from dgemma.engine.async_engine import AsyncEngine, StepOutputs
 from dgemma.engine.engine import Engine
 from dgemma.engine.kv_cache_manager import BlockTable, KVCacheManager, max_window_blocks
-from dgemma.engine.model_runner import scan_rows
+from dgemma.engine.model_runner import scan_rows, scan_tokens
 from dgemma.engine.prefix_cache import BlockHashChain
 from dgemma.engine.request import EngineRequest, ValidatedRequest
 from dgemma.engine.scheduler import SchedulerConfig
@@ -168,14 +168,21 @@ def as_alone(answer: Answer) -> Answer:
 @cache
 def _answer_alone(request: EngineRequest) -> Answer:
     read: Read = scan_rows
+    read_token: Read = scan_tokens
     if request.logit_bias:
         bias = torch.zeros(1, CONFIG.vocab_size)
         for word, value in request.logit_bias:
             bias[0, word] = value
-        read = partial(scan_rows, bias=bias)
+        read, read_token = partial(scan_rows, bias=bias), partial(scan_tokens, bias=bias)
     lm = toy_models()[request.adapter]
     return plain_answer(
-        lm, request.prompt, seed=request.seed, params=request.params, tokenizer=tokenizer(), read=read
+        lm,
+        request.prompt,
+        seed=request.seed,
+        params=request.params,
+        tokenizer=tokenizer(),
+        read=read,
+        read_token=read_token,
     )
 
 

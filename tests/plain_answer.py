@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from dgemma.engine.causal_sampling import CAUSAL_STEP
-from dgemma.engine.model_runner import log_probs, scan_rows
+from dgemma.engine.model_runner import log_probs, scan_rows, scan_tokens
 from dgemma.engine.output import OutputBuilder
-from dgemma.engine.request import resolve_max_tokens
+from dgemma.engine.request import resolve_canvas_len, resolve_max_tokens
 from dgemma.events import Answer, Timings
 from dgemma.params import GenerationParams
 from dgemma.sampling.rng import NoiseKey, NoiseStream, noise_key, random_tokens
@@ -35,9 +35,11 @@ def plain_answer(
     sampler: Sampler | None = None,
     noise: Noise = random_tokens,
     read: Read = scan_rows,
+    read_token: Read = scan_tokens,
 ) -> Answer:
     sampler = sampler or make_sampler(params)
-    max_tokens = resolve_max_tokens(model.config, len(prompt), params.max_tokens)
+    canvas_len = resolve_canvas_len(model.config.canvas_len, params.canvas_len)
+    max_tokens = resolve_max_tokens(model.config.max_positions, canvas_len, len(prompt), params.max_tokens)
     writer = OutputBuilder(row=0, seed=seed, max_tokens=max_tokens, params=params, tokenizer=tokenizer)
     cache = model.new_cache(1)
     hidden = model.encode(torch.tensor([prompt]), cache)
@@ -45,12 +47,12 @@ def plain_answer(
         if params.decode == "causal":
             place = noise_key([seed], [writer.canvas], [CAUSAL_STEP], model.device)
             heat = torch.tensor([params.temperature or 1.0])
-            scan = read(
+            scan = read_token(
                 model.transformer, hidden[:, -1:], heat, place if params.temperature else None, params
             )
             tokens, steps = scan.sampled[0].tolist(), 0
         else:
-            tokens, steps, scan = _refined(model, cache, writer, params, sampler, noise, read)
+            tokens, steps, scan = _refined(model, cache, writer, params, canvas_len, sampler, noise, read)
         top_k = log_probs(scan)
         words = None
         if top_k is not None:
@@ -68,11 +70,12 @@ def _refined(
     cache: Any,
     writer: OutputBuilder,
     params: GenerationParams,
+    canvas_len: int,
     sampler: Sampler,
     noise: Noise,
     read: Read,
 ) -> tuple[list[int], int, VocabScan]:
-    size = (model.config.canvas_len, model.config.vocab_size)
+    size = (canvas_len, model.config.vocab_size)
     place = noise_key([writer.seed], [writer.canvas], [0], model.device)
     state, soft, number = open_canvas(noise(place, NoiseStream.OPEN, *size)), None, 0
     while not state.settled:

@@ -99,29 +99,34 @@ class Draws:
 
 
 def replay_with_ours(
-    lm: LanguageModel, recorded: Recorded, prompt: Tensor, canvases: int, sampler: Sampler
+    lm: LanguageModel,
+    recorded: Recorded,
+    prompt: Tensor,
+    canvases: int,
+    sampler: Sampler,
+    canvas_len: int | None = None,
 ) -> tuple[Tensor, int]:
-    """The product's own engine, on the oracle's draws."""
+    """The product's own engine, on the oracle's draws. canvas_len: of the request; None: the model's."""
 
     def read(hidden: Tensor, temperature: Tensor) -> VocabScan:
         scaled = scale(lm.logits(hidden), temperature)
         return replace(scan_dense(scaled, None), soft=lm.soft_embedding(scaled))
 
     draws = Draws(recorded, read)
-    canvas_len = lm.config.canvas_len
+    length = canvas_len or lm.config.canvas_len
     with (
-        mock.patch("dgemma.engine.engine.random_tokens", draws.noise),
         mock.patch("dgemma.engine.model_runner.random_tokens", draws.noise),
         mock.patch("dgemma.engine.model_runner.scan_rows", draws.read),
     ):
         answer = lm.generate(
             prompt[0].tolist(),
-            max_tokens=canvases * canvas_len,
+            max_tokens=canvases * length,
+            canvas_len=canvas_len,
             end_tokens=tuple(EOS),
             sampler=sampler,
             seed=0,
         )
-    return draws.outcome(answer, canvas_len)
+    return draws.outcome(answer, length)
 
 
 @dataclass

@@ -19,6 +19,7 @@ from dgemma.structured_output.response_format import FORMAT_OPTIONS
         ({"max_tokens": 0}, "max_tokens is 0; it must be a whole number at least 1"),
         ({"max_tokens": 2.5}, "max_tokens is 2.5; it must be a whole number"),
         ({"max_tokens": True}, "max_tokens is True"),
+        ({"canvas_len": 0}, "canvas_len is 0; it must be a whole number at least 1"),
         ({"seed": 1 << 64}, "seed is 18446744073709551616"),
         ({"temperature": -1}, "temperature is -1; it must be a number from 0 to 100"),
         ({"temperature": float("nan")}, "temperature is nan"),

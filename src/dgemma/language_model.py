@@ -20,7 +20,13 @@ from dgemma.checkpoint.fingerprint import file_fingerprint, fingerprint
 from dgemma.checkpoint.save import save
 from dgemma.checkpoint.source import CheckpointSource, read_json
 from dgemma.engine.local import LocalEngine
-from dgemma.engine.request import EngineRequest, PinnedTokens, read_prompts, seeds_for
+from dgemma.engine.request import (
+    EngineRequest,
+    PinnedTokens,
+    read_prompts,
+    resolve_canvas_len,
+    seeds_for,
+)
 from dgemma.errors import CheckpointError, InputError
 from dgemma.events import Answer, Event, Finish
 from dgemma.forms.extraction import (
@@ -478,7 +484,7 @@ class LanguageModel(BlockDiffusionModel):
         return TaskContext(
             tokenizer=self.tokenizer,
             token_texts=self._token_texts,
-            canvas_len=self.config.canvas_len,
+            canvas_len=resolve_canvas_len(self.config.canvas_len, params.canvas_len),
             max_positions=self.config.max_positions,
             vocab_size=self.config.vocab_size,
             params=params,

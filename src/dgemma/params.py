@@ -37,6 +37,7 @@ class SamplingOptions(TypedDict, total=False):
 
     seed: int | None
     temperature: float | None
+    canvas_len: int | None
     decode: Decode | None
     draft_steps: int | None
     verify_threshold: float | None
@@ -87,6 +88,8 @@ class GenerationParams:
     """The same seed gives the same text; None: a random one, returned with the answer."""
     temperature: float = 1.0
     """Scales both ends of the schedule (1: as the checkpoint has it); 0 takes the argmax."""
+    canvas_len: int | None = None
+    """Tokens of a canvas, at most the model's own; None: these. Part of what a seed's text depends on."""
     decode: Decode = "diffuse"
     """"diffuse" refines canvases, "causal" writes left to right. "lossless" writes the causal text of the
     same seed, by checking canvases; "verified" keeps what is likely enough. "auto" writes the causal text by
@@ -128,7 +131,7 @@ class GenerationParams:
             ("max_tokens", 1, None), ("seed", -(1 << 63), (1 << 64) - 1),
             ("max_denoising_steps", 1, MAX_STEPS), ("accept_per_step", 1, None),
             ("stability_threshold", 0, None), ("top_k", 1, MAX_TOP_K), ("logprobs", 0, MAX_LOGPROBS),
-            ("draft_steps", 1, MAX_STEPS),
+            ("draft_steps", 1, MAX_STEPS), ("canvas_len", 1, None),
         )  # fmt: skip
         for name, least, most in whole:
             self._check_number(name, int, least, most)
@@ -229,7 +232,7 @@ class GenerationParams:
 
 
 def _may_be_none(name: str) -> bool:
-    return name in ("max_tokens", "seed", "top_k", "top_p", "deadline_s", "logprobs")
+    return name in ("max_tokens", "seed", "canvas_len", "top_k", "top_p", "deadline_s", "logprobs")
 
 
 def _all_whole(values: Iterable[Any]) -> bool:

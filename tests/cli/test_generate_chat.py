@@ -111,13 +111,13 @@ def test_options_reach_the_model(asked: Asked, capsys: pytest.CaptureFixture[str
     argv = (
         "--seed 3 --max-tokens 9 --max-denoising-steps 5 --preset fast --temperature 0.5 --deadline 2.5 "
         "--decode causal --stop a --stop b --dtype float32 --device cpu --exact --compile "
-        "--adapter d --top-k 7 --top-p 0.9"
+        "--adapter d --top-k 7 --top-p 0.9 --canvas-len 16"
     )
     assert run(capsys, "generate", "m", "x", *argv.split())[0] == 0
     assert asked.options == {
         "seed": 3, "max_tokens": 9, "max_denoising_steps": 5, "preset": "fast", "temperature": 0.5,
         "deadline_s": 2.5, "decode": "causal", "stop": ["a", "b"], "drafts": False, "thinking": False,
-        "top_k": 7, "top_p": 0.9,
+        "top_k": 7, "top_p": 0.9, "canvas_len": 16,
     }  # fmt: skip
     del asked.load["progress"]
     loaded = {"path": "m", "dtype": "float32", "device": "cpu", "exact": True, "compile": True}

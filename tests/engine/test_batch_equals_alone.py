@@ -81,6 +81,7 @@ def random_requests(count: int = MOST, seed: int = 0) -> list[Asked]:
         causal = rng.random() < 0.15
         params = GenerationParams(
             max_tokens=rng.randint(1, 6 if causal else 30),
+            canvas_len=(None, None, 1, 3, 5, 7)[number % 6],
             max_denoising_steps=rng.randint(1, 5),
             temperature=rng.choice([0.0, 0.7, 1.0, 1.0]),
             decode="causal" if causal else "diffuse",

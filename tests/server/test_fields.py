@@ -240,7 +240,7 @@ def test_fields_that_are_honoured_reach_the_engine() -> None:
         "temperature": 0.5, "top_p": 0.9, "top_k": 40, "max_denoising_steps": 9, "t_min": 0.3, "t_max": 0.7,
         "acceptance": "confidence", "entropy_bound": 0.2, "min_confidence": 0.8, "accept_per_step": 4,
         "stability_threshold": 2, "confidence_threshold": 0.01, "decode": "causal", "ignore_end": True,
-        "deadline_s": 5, "stop": "X",
+        "deadline_s": 5, "stop": "X", "canvas_len": 3,
     }  # fmt: skip
     body = {**HELLO, **options, "model": "sums", "max_tokens": 9, "max_completion_tokens": 8, "n": 2}
     body |= {"logit_bias": {"9": -100, "5": 1.5}, "end_tokens": [1, 2]}

@@ -36,6 +36,12 @@ SEED_PROMISE = "the same seed gives the same text, on this machine with as many 
 def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help=f"{SEED_PROMISE} (default: drawn)")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to write (default: 1024)")
+    parser.add_argument(
+        "--canvas-len",
+        type=int,
+        metavar="N",
+        help="tokens of a canvas, for short answers (default: the model's)",
+    )
     parser.add_argument("--preset", choices=PRESETS, help="a trade of speed for care")
     parser.add_argument(
         "--max-denoising-steps", type=int, metavar="N", help="most steps per canvas (default: 48)"
@@ -106,6 +112,7 @@ def generation_options(args: argparse.Namespace) -> dict[str, Any]:
     options = {
         "seed": args.seed,
         "max_tokens": args.max_tokens,
+        "canvas_len": args.canvas_len,
         "max_denoising_steps": args.max_denoising_steps,
         "temperature": args.temperature,
         "top_k": args.top_k,

@@ -15,6 +15,8 @@ from dgemma.sampling.sampler import CanvasState
 
 
 class CanvasStore:
+    """Every slot has room for the model's own canvas; a shorter one is the beginning of its slot."""
+
     def __init__(self, config: ModelConfig, count: int, *, dtype: torch.dtype, device: torch.device) -> None:
         shape = (count, config.canvas_len)
         self._state = CanvasState(
@@ -32,21 +34,30 @@ class CanvasStore:
         tensors = [self._soft, *(getattr(self._state, field.name) for field in fields(CanvasState))]
         return sum(tensor.nbytes for tensor in tensors)
 
-    def read(self, slots: Sequence[int]) -> tuple[CanvasState, Tensor]:
-        """States and soft embeddings of some rows."""
+    def read(self, slots: Sequence[int], canvas_len: int) -> tuple[CanvasState, Tensor]:
+        """States and soft embeddings of some rows, all with canvases of `canvas_len`."""
         index = self._index(slots)
-        parts = {f.name: getattr(self._state, f.name).index_select(0, index) for f in fields(CanvasState)}
-        return CanvasState(**parts), self._soft.index_select(0, index)
+        parts = {
+            part.name: _positions(getattr(self._state, part.name), canvas_len).index_select(0, index)
+            for part in fields(CanvasState)
+        }
+        return CanvasState(**parts), _positions(self._soft, canvas_len).index_select(0, index)
 
     def write(self, slots: Sequence[int], state: CanvasState, soft: Tensor | None) -> None:
         """`soft` None: no guess was made yet, which zeros say."""
-        index = self._index(slots)
-        for field in fields(CanvasState):
-            getattr(self._state, field.name).index_copy_(0, index, getattr(state, field.name))
+        index, canvas_len = self._index(slots), state.canvas.shape[1]
+        for part in fields(CanvasState):
+            own = _positions(getattr(self._state, part.name), canvas_len)
+            own.index_copy_(0, index, getattr(state, part.name))
         if soft is None:
             self._soft.index_fill_(0, index, 0)
         else:
-            self._soft.index_copy_(0, index, soft)
+            _positions(self._soft, canvas_len).index_copy_(0, index, soft)
 
     def _index(self, slots: Sequence[int]) -> Tensor:
         return torch.tensor(list(slots), device=self._soft.device)
+
+
+def _positions(tensor: Tensor, canvas_len: int) -> Tensor:
+    """The first positions of each slot; a tensor of one number per slot as it is."""
+    return tensor if tensor.ndim == 1 else tensor[:, :canvas_len]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dgemma.engine.model_runner import log_probs, logit_bias, scan_rows, split_rows, stack_rows
+from dgemma.engine.model_runner import log_probs, logit_bias, scan_tokens, split_rows, stack_rows
 from dgemma.engine.sequence import SampleOutput, SequenceState
 from dgemma.events import ScoredToken
 from dgemma.model.transformer import Transformer
@@ -142,7 +142,7 @@ def _scan_tokens(model: Transformer, wanted: Sequence[NextToken], hidden: Tensor
         seeds, indices = [s.output.seed for s in sequences], [token.index for token in wanted]
         key = noise_key(seeds, indices, [CAUSAL_STEP] * len(wanted), device)
     bias = _only_allowed(model, wanted, logit_bias(model, sequences, device), device)
-    return scan_rows(model, hidden, heat, key, params, bias)
+    return scan_tokens(model, hidden, heat, key, params, bias)
 
 
 def _state(sequence: SequenceState) -> int:

@@ -8,6 +8,7 @@ repeated for each request alone.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -230,7 +231,7 @@ class Engine:
             decode=decode if chooser is None else chooser.choice,
             chooser=chooser,
             arrived=now,
-            canvas_len=self._config.canvas_len,
+            canvas_len=validated.canvas_len,
             refines=decode not in ("causal", "score"),
             constraint_state=None
             if request.constraint is None
@@ -317,11 +318,12 @@ class Engine:
         same the next time.
         """
         chunks: list[PromptChunk] = []
-        pasts: dict[int, PastKeysValues] = {}  # of canvases, by slot
+        # Of canvases, by length and slot.
+        pasts: defaultdict[int, dict[int, PastKeysValues]] = defaultdict(dict)
         for sequence, scheduled in batch:
             if scheduled.phase is DENOISE:
                 assert sequence.past is not None
-                pasts[scheduled.slot] = sequence.past
+                pasts[sequence.canvas_len][scheduled.slot] = sequence.past
                 continue
             table = self._scheduler.block_table(scheduled.request_id)
             tokens = sequence.context[scheduled.start : scheduled.stop]
@@ -331,30 +333,33 @@ class Engine:
                 tokens = sequence.draft
             elif scheduled.is_last and sequence.has_canvas and sequence.has_free:
                 # Its next canvas is opened, and denoised in the same forward.
-                canvas = self._store.read(table, space=self._config.canvas_len, gap=len(tokens))
+                canvas = self._store.read(table, space=sequence.canvas_len, gap=len(tokens))
                 key = noise_key([sequence.output.seed], [sequence.output.canvas], [0], self._device)
                 noise = canvas_noise(
-                    sequence.sampler, key, NoiseStream.OPEN, self._config.canvas_len, self._config
+                    sequence.sampler, key, NoiseStream.OPEN, sequence.canvas_len, self._config
                 )
                 pin_canvas(sequence, self._device)
                 noise = noise if sequence.pins is None else sequence.pins.open(noise)
                 if sequence.leftover:  # of the last draft: what the causal pass did not come to
                     noise[0, : len(sequence.leftover)] = torch.tensor(sequence.leftover, device=self._device)
                 self._canvases.write([scheduled.slot], open_canvas(noise), None)
-                pasts[scheduled.slot] = canvas
+                pasts[sequence.canvas_len][scheduled.slot] = canvas
             chunks.append(PromptChunk(tokens, self._store.read(table), canvas))
-        canvases = None
-        if pasts:
-            state, soft = self._canvases.read(list(pasts))
-            canvases = Canvases(state.canvas, soft, list(pasts.values()))
+        canvases = []
+        for canvas_len, own in pasts.items():
+            state, soft = self._canvases.read(list(own), canvas_len)
+            canvases.append(Canvases(state.canvas, soft, list(own.values())))
         encoded, hidden = forward(model, chunks, canvases)
         next_encoded = iter(encoded)
-        hidden_of = {} if hidden is None else dict(zip(pasts, hidden, strict=True))
+        computed = {
+            slot: (states, past)
+            for own, rows in zip(pasts.values(), hidden, strict=True)
+            for (slot, past), states in zip(own.items(), rows, strict=True)
+        }
         return [
             _Computed(
-                encoded=next(next_encoded) if scheduled.phase.extends else None,
-                hidden=hidden_of.get(scheduled.slot),
-                past=pasts.get(scheduled.slot),
+                next(next_encoded) if scheduled.phase.extends else None,
+                *computed.get(scheduled.slot, (None, None)),
             )
             for _, scheduled in batch
         ]
@@ -401,7 +406,8 @@ class Engine:
         hidden = torch.stack([states for _, _, states in items])
         if sequences[0].is_causal:
             return [(sample, None) for sample in sample_tokens(model, sequences, hidden)]
-        state, _ = self._canvases.read([scheduled.slot for _, scheduled, _ in items])
+        slots = [scheduled.slot for _, scheduled, _ in items]
+        state, _ = self._canvases.read(slots, sequences[0].canvas_len)
         sampled = sample_canvases(model, state, sequences, hidden)
         return [
             (replace(sample, guess=draft_tokens(model, sequence, sample, states)), stepped)
@@ -554,7 +560,7 @@ class Engine:
         read = scheduled.stop - scheduled.start
         opens = scheduled.is_last and scheduled.phase is not VERIFY
         refines = scheduled.phase is DENOISE or (opens and sequence.refines)
-        refined = self._config.canvas_len if refines else 0
+        refined = sequence.canvas_len if refines else 0
         for phase, tokens in ((scheduled.phase.name, read), (DENOISE.name, refined)):
             sequence.phase_s[phase] = sequence.phase_s.get(phase, 0.0) + seconds * tokens / (read + refined)
 

@@ -8,7 +8,7 @@ scan.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -56,7 +56,7 @@ class PromptChunk:
 
 @dataclass(frozen=True)
 class Canvases:
-    """The canvases of one denoising forward."""
+    """The canvases of one length in a denoising forward."""
 
     tokens: Tensor  # [rows, canvas]
     soft: Tensor  # [rows, canvas, hidden]
@@ -65,9 +65,9 @@ class Canvases:
 
 @torch.inference_mode()
 def forward(
-    model: Transformer, chunks: Sequence[PromptChunk], canvases: Canvases | None
-) -> tuple[list[Encoded], Tensor | None]:
-    """-> the result of each chunk, and the hidden states of the canvases [rows, canvas, hidden]."""
+    model: Transformer, chunks: Sequence[PromptChunk], canvases: Sequence[Canvases]
+) -> tuple[list[Encoded], list[Tensor]]:
+    """-> the result of each chunk, and the hidden states [rows, canvas, hidden] of each of `canvases`."""
     device = model.norm.weight.device
     encode_block = model.execution.encode_block if model.execution.exact else 1
     skips = [chunk.past.length % encode_block for chunk in chunks]
@@ -85,8 +85,7 @@ def forward(
             tokens[number, skip : skip + count] = torch.tensor(row.tokens)
         context = join_rows([row.past for row in rows], device, [row.canvas for row in rows])
         parts.append(EncodeInput(tokens.to(device), context, lead, counts))
-    if canvases is not None:
-        parts.append(DenoiseInput(canvases.tokens, join_rows(canvases.pasts, device), canvases.soft))
+    parts += [DenoiseInput(c.tokens, join_rows(c.pasts, device), c.soft) for c in canvases]
     results = model.forward(parts) if parts else []
     encoded: dict[int, Encoded] = {}
     for group, (hidden, fresh) in zip(groups, results, strict=False):
@@ -94,7 +93,7 @@ def forward(
             end = skips[i] + len(chunks[i].tokens)
             encoded[i] = Encoded(hidden[number, skips[i] : end], fresh, number, skips[i])
     in_order = [encoded[i] for i in range(len(chunks))]
-    return in_order, None if canvases is None else results[-1][0]
+    return in_order, [hidden for hidden, _ in results[len(groups) :]]
 
 
 def scan_rows(
@@ -111,20 +110,46 @@ def scan_rows(
     `bias` [rows, vocabulary] is added to the logits. Positions that all `pins` know are left out: their
     result is zero. In exact mode each row is scanned alone, so that its bits do not depend on the batch.
     """
+    return stack_rows(
+        [
+            _read(*arguments, None if pins is None else pins[part])
+            for part, arguments in _parts(model, hidden, temperature, key, params, bias)
+        ]
+    )
+
+
+def scan_tokens(
+    model: Transformer,
+    hidden: Tensor,
+    temperature: Tensor,
+    key: NoiseKey | None,
+    params: GenerationParams,
+    bias: Tensor | None = None,
+) -> VocabScan:
+    """The next token of each row, from `hidden` [rows, 1, hidden]: `scan_rows` without soft embeddings."""
+    parts = _parts(model, hidden, temperature, key, params, bias)
+    return stack_rows([_read_token(*arguments) for _, arguments in parts])
+
+
+def _parts(
+    model: Transformer,
+    hidden: Tensor,
+    temperature: Tensor,
+    key: NoiseKey | None,
+    params: GenerationParams,
+    bias: Tensor | None,
+) -> Iterator[
+    tuple[slice, tuple[Transformer, Tensor, Tensor, NoiseKey | None, GenerationParams, Tensor | None]]
+]:
+    """The rows that are scanned together, and what of the arguments is theirs."""
     if bias is not None:
         bias = scale(bias[:, None], temperature)[:, 0]
     count = hidden.shape[0]
     parts = [slice(row, row + 1) for row in range(count)] if model.execution.exact else [slice(0, count)]
-    scans = []
     for part in parts:
         own_key = key if key is None or part == slice(0, count) else key.row(part.start)
         own_bias = None if bias is None else bias[part]
-        arguments = (model, hidden[part], temperature[part], own_key, params, own_bias)
-        if hidden.shape[1] == 1:
-            scans.append(_read_token(*arguments))
-        else:
-            scans.append(_read(*arguments, None if pins is None else pins[part]))
-    return stack_rows(scans)
+        yield part, (model, hidden[part], temperature[part], own_key, params, own_bias)
 
 
 def sample_step(

@@ -142,6 +142,7 @@ class ValidatedRequest:
     request: EngineRequest
     decode: str  # of `params`; "diffuse" where there are pins; or "score"
     max_tokens: int  # that it may write
+    canvas_len: int  # of its canvases
     max_len: int  # tokens that its context may hold
 
 
@@ -166,8 +167,11 @@ def validate_request(
         if pinned:
             raise InputError("a request that scores writes nothing, so it can have no pins.")
         length = _scored_len(request.prompt, request.score_from, config.max_positions)
-        return ValidatedRequest(request=request, decode="score", max_tokens=0, max_len=length)
-    max_tokens = resolve_max_tokens(config, len(request.prompt), params.max_tokens)
+        return ValidatedRequest(
+            request=request, decode="score", max_tokens=0, canvas_len=config.canvas_len, max_len=length
+        )
+    canvas_len = resolve_canvas_len(config.canvas_len, params.canvas_len)
+    max_tokens = resolve_max_tokens(config.max_positions, canvas_len, len(request.prompt), params.max_tokens)
     decode: str = params.decode
     if pinned:
         if params.decode not in ("diffuse", "auto"):
@@ -178,15 +182,18 @@ def validate_request(
         pinned.check(config.vocab_size, max_tokens)
         decode = "diffuse"
     if request.sampler is not None and request.sampler.unmask is not None:
-        _check_unmask(request, request.sampler, decode, config)
+        _check_unmask(request, request.sampler, decode, config, canvas_len)
     if request.constraint is not None:
         _check_constraint(request.constraint, params, config.vocab_size, max_tokens, pinned)
     # The last token, or the last canvas, is never encoded.
-    canvas_len = config.canvas_len
     by_canvas = (max_tokens - 1) // canvas_len * canvas_len
     encoded = by_canvas if decode == "diffuse" else max_tokens - 1
     return ValidatedRequest(
-        request=request, decode=decode, max_tokens=max_tokens, max_len=len(request.prompt) + encoded
+        request=request,
+        decode=decode,
+        max_tokens=max_tokens,
+        canvas_len=canvas_len,
+        max_len=len(request.prompt) + encoded,
     )
 
 
@@ -234,13 +241,27 @@ def check_prompt(prompt: Sequence[int], vocab_size: int, which: str = "the promp
         )
 
 
-def resolve_max_tokens(config: ModelConfig, prompt_len: int, requested: int | None) -> int:
-    """How many tokens may be written: whole canvases must fit after the prompt."""
-    limit = max(0, config.max_positions - prompt_len) // config.canvas_len * config.canvas_len
+def resolve_canvas_len(own: int, requested: int | None) -> int:
+    """The length of a request's canvases; `own`: the model's."""
+    if requested is not None and requested > own:
+        raise InputError.about(
+            "canvas_len", f"is {requested}; this model's own canvas has {own} tokens. Give at most these."
+        )
+    return own if requested is None else requested
+
+
+def most_new_tokens(max_positions: int, canvas_len: int, prompt_len: int) -> int:
+    """How many tokens may be written after a prompt: only whole canvases fit."""
+    return max(0, max_positions - prompt_len) // canvas_len * canvas_len
+
+
+def resolve_max_tokens(max_positions: int, canvas_len: int, prompt_len: int, requested: int | None) -> int:
+    """How many tokens may be written."""
+    limit = most_new_tokens(max_positions, canvas_len, prompt_len)
     if limit == 0:
         raise InputError(
-            f"the prompt has {prompt_len} tokens; this model's context of {config.max_positions} then has no "
-            f"room for a canvas of {config.canvas_len}. Shorten the prompt.",
+            f"the prompt has {prompt_len} tokens; this model's context of {max_positions} then has no "
+            f"room for a canvas of {canvas_len}. Shorten the prompt.",
             field="prompt",
             code="context_length_exceeded",
         )
@@ -307,7 +328,9 @@ def _check_constraint(
     raise InputError("no text satisfies both the constraint and the pins.")
 
 
-def _check_unmask(request: EngineRequest, sampler: Sampler, decode: str, config: ModelConfig) -> None:
+def _check_unmask(
+    request: EngineRequest, sampler: Sampler, decode: str, config: ModelConfig, canvas_len: int
+) -> None:
     """Raise if the request cannot be written by masked diffusion."""
     assert sampler.unmask is not None
     if config.mask_token is None:
@@ -316,7 +339,7 @@ def _check_unmask(request: EngineRequest, sampler: Sampler, decode: str, config:
             "unmasks positions, and this model's config.json names no mask_token_id: it was not trained on "
             "masked canvases (DiffusionGemma's noise is random tokens). Leave out Sampler(unmask=...).",
         )
-    if problem := sampler.unmask.problem(config.canvas_len, sampler.num_steps):
+    if problem := sampler.unmask.problem(canvas_len, sampler.num_steps):
         raise InputError.about("sampler", f"unmasks positions, and {problem}")
     if decode != "diffuse":
         raise InputError.about(

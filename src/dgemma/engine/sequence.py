@@ -62,7 +62,7 @@ class SequenceState:
     sampler: Sampler
     decode: str  # of `GenerationParams`, or "score"; of "auto" the one that is chosen now
     arrived: float
-    canvas_len: int
+    canvas_len: int  # of its canvases
     context: list[int]  # tokens that are, or are about to be, in the context
     cached: int = 0  # of these, found in the prefix cache
     constraint_state: ConstraintState | None = None  # its DFA state
@@ -135,6 +135,7 @@ class SequenceState:
         return (
             self.is_causal,
             None if self.draft is None else (self.decode, params.verify_threshold),
+            None if self.is_causal or self.draft is not None else self.canvas_len,
             rules if self.draft is None else None,
             scan,
             bool(self.request.logit_bias),

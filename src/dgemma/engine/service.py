@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dgemma.engine.request import EngineRequest
+from dgemma.engine.request import EngineRequest, most_new_tokens
 from dgemma.errors import DgemmaError
 from dgemma.events import CanvasStep, Commit, Draft, Finish, PromptScored
 from dgemma.params import GenerationParams
@@ -72,9 +72,9 @@ class ServedModel:
     adapters: tuple[str, ...] = ()  # served names
     fingerprint: str = ""  # changes when the same seed may give another text
 
-    def max_new_tokens(self, prompt_len: int) -> int:
-        """How many tokens may be written after a prompt: only whole canvases fit."""
-        return max(0, self.max_positions - prompt_len) // self.canvas_len * self.canvas_len
+    def max_new_tokens(self, prompt_len: int, canvas_len: int | None = None) -> int:
+        """How many tokens may be written after a prompt, in canvases of `canvas_len` (the model's own)."""
+        return most_new_tokens(self.max_positions, canvas_len or self.canvas_len, prompt_len)
 
 
 @dataclass(frozen=True, kw_only=True)

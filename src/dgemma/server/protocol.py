@@ -85,6 +85,7 @@ class SamplingFields(CommonFields):
 
     preset: _Preset | None = Field(None, description="A set of options; those that are given override it.")
     acceptance: _Acceptance | None = Field(None, description="Which positions of a canvas keep their token.")
+    canvas_len: int | None = Field(None, ge=1, le=MAX_INT, description="Tokens of a canvas, if fewer.")
     max_denoising_steps: int | None = Field(None, ge=1, le=MAX_STEPS, description="Of one canvas.")
     t_min: float | None = Field(None, ge=0, le=100)
     t_max: float | None = Field(None, ge=0, le=100)

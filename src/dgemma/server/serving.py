@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from dgemma.engine.request import EngineRequest
+from dgemma.engine.request import EngineRequest, resolve_canvas_len
 from dgemma.engine.service import ServedModel
 from dgemma.errors import suggestion
 from dgemma.events import Answer
@@ -119,8 +119,9 @@ class ServingBase:
         """Check what does not depend on the response format -> what the writer needs."""
         check_streaming(request)
         num_choices = self.check_choices(len(prompts.tokens), request.answers_per_prompt)
+        canvas_len = resolve_canvas_len(self.served.canvas_len, request.canvas_len)
         for tokens in prompts.tokens:
-            self._check_prompt(tokens, prompts)
+            self._check_prompt(tokens, prompts, canvas_len)
         return GenerationInfo(
             head=self.head(request, prefix),
             num_choices=num_choices,
@@ -231,19 +232,19 @@ class ServingBase:
                 field,
             )
 
-    def _check_prompt(self, prompt: tuple[int, ...], prompts: Prompts) -> None:
+    def _check_prompt(self, prompt: tuple[int, ...], prompts: Prompts, canvas_len: int) -> None:
         served, field, limit = self.served, prompts.field, prompts.max_tokens
         if not prompt:
             raise invalid(f"{field} holds no token; give it some text.", field)
         self.check_vocabulary(prompt, field)
         most = self.settings.max_prompt_tokens
-        most_new = served.max_new_tokens(len(prompt))
+        most_new = served.max_new_tokens(len(prompt), canvas_len)
         if limit == 0 and len(prompt) <= served.max_positions:
             most_new = 1  # nothing is written, so it may fill the context
         if most_new == 0 or (most is not None and len(prompt) > most):
             rule = (
                 f"this model's context of {served.max_positions} then has no room for a canvas of "
-                f"{served.canvas_len}"
+                f"{canvas_len}"
                 if most_new == 0
                 else f"this server takes at most {most}"
             )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from dgemma.engine.request import resolve_canvas_len
 from dgemma.engine.service import ServedModel
 from dgemma.errors import CheckpointError, InputError
 from dgemma.params import GenerationParams
@@ -134,7 +135,7 @@ class CheckpointText:
             tokenizer=self._tokenizer,
             template=self._template,
             token_texts=self._token_texts,
-            canvas_len=served.canvas_len,
+            canvas_len=resolve_canvas_len(served.canvas_len, params.canvas_len),
             max_positions=served.max_positions,
             vocab_size=served.vocab_size,
             params=params,

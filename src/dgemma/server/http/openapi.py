@@ -134,6 +134,7 @@ def _narrow(properties: Json, state: ServerState, *, needs_model: bool) -> None:
         "max_completion_tokens": served.max_new_tokens(1),
         "max_output_tokens": served.max_new_tokens(1),
         "deadline_s": settings.request_timeout_s,
+        "canvas_len": served.canvas_len,
     }
     for name, most in limits.items():
         if name in properties:
