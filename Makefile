@@ -1,7 +1,7 @@
 # The same targets serve a developer and CI. PY is the interpreter of the environment in use.
 PY ?= python
 
-.PHONY: install lint types test test-full documented others wheel golden web
+.PHONY: install lint types test test-full documented docs others wheel golden web
 
 install:  ## the package and its development tools; CPU torch first, so that no CUDA build is pulled
 	$(PY) -m pip install --quiet "torch==2.13.0" uv
@@ -41,6 +41,9 @@ wheel:
 
 documented:  ## the README word for word: wheel, empty environment, every block, every example
 	$(PY) tools/run_documented.py README.md
+
+docs:  ## the site in build/site: strict, no broken link, nothing loaded from another host
+	$(PY) -m tools.build_docs
 
 others:  ## mlx-vlm, an independent implementation, on tiny checkpoints; says so where it does not install
 	$(PY) -m dgemma.cli.main conform mlx-vlm --geometries 3 || \

@@ -1,0 +1,103 @@
+"""Each block of the tutorials runs as it stands there, in order, and prints what follows it.
+
+A `sh` or `python` block is run; a `text` block directly behind it is what it prints, with `...` for what
+differs. `<!-- not run: reason -->` before a block leaves it out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sizes import IS_FULL
+from test_documented_commands import run
+from test_documented_server import PLACE, Reader
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = sorted(path.name for path in (DOCS / "tutorials").glob("*.md"))
+# Half a minute of training; the README's blocks, which `make documented` runs, are the same.
+SLOW = {"fine-tune.md"}
+BLOCK = re.compile(
+    r"(?P<skip><!-- not run: [^>]+ -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```\n"
+    r"(?:\n+```text\n(?P<prints>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    prints: str | None
+
+
+def blocks_of(page: str) -> Iterator[Block]:
+    for found in BLOCK.finditer(page):
+        if found["skip"] is None and found["language"] in ("sh", "python"):
+            yield Block(found["language"], found["text"], found["prints"])
+
+
+class Follower:
+    """Does what a page says, in one directory. Commands run in this process, a server in its own."""
+
+    def __init__(self, directory: Path, servers: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._reader = Reader(directory, servers)
+        self._monkeypatch = monkeypatch
+        self._names: dict[str, Any] = {}
+
+    def follow(self, block: Block) -> str:
+        if "dgemma serve" in block.text or PLACE in block.text:
+            return self._reader.run(block.language, block.text)
+        if block.language == "python":
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(block.text, self._names)  # noqa: S102
+            return printed.getvalue()
+        printed_lines = []
+        for line in re.sub(r"\\\n", "", block.text).splitlines():
+            before, pipe, _ = line.partition(" | ")
+            if line.startswith("dgemma ") or (pipe and not before.startswith("dgemma ")):
+                text, status = run(line, self._monkeypatch)
+                assert status == 0, f"{line}\n{text}"
+                printed_lines.append(text)
+            else:
+                printed_lines.append(self._reader.run("sh", line))
+        return "".join(printed_lines)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if IS_FULL or page not in SLOW])
+def test_each_block_prints_what_is_written_behind_it(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    blocks = list(blocks_of((DOCS / "tutorials" / page).read_text()))
+    assert len(blocks) >= 3
+    checker, wrong = doctest.OutputChecker(), list[str]()
+    with ExitStack() as servers:
+        follower = Follower(tmp_path, servers, monkeypatch)
+        for block in blocks:
+            printed = follower.follow(block)
+            if block.prints is not None and not checker.check_output(block.prints, printed, FLAGS):
+                wrong.append(f"{block.text}--- prints\n{printed}--- documented\n{block.prints}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_wrong_output_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (
+        "```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n\n<!-- not run: for a test -->\n```sh\nfalse\n```\n"
+    )
+    (block,) = blocks_of(page)
+    with ExitStack() as servers:
+        printed = Follower(tmp_path, servers, monkeypatch).follow(block)
+    assert printed == "2\n"
+    assert not doctest.OutputChecker().check_output(block.prints or "", printed, FLAGS)
