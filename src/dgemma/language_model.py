@@ -18,7 +18,7 @@ from dgemma.checkpoint.adapter import load_adapter, save_adapter
 from dgemma.checkpoint.adapter_source import open_adapter
 from dgemma.checkpoint.fingerprint import file_fingerprint, fingerprint
 from dgemma.checkpoint.save import save
-from dgemma.checkpoint.source import CheckpointSource, read_json
+from dgemma.checkpoint.source import CheckpointSource, read_generation_config
 from dgemma.engine.local import LocalEngine
 from dgemma.engine.request import (
     EngineRequest,
@@ -53,7 +53,7 @@ from dgemma.tasks.rounds import drive
 from dgemma.text.chat_template import ChatTemplate
 from dgemma.text.detokenizer import Detokenizer
 from dgemma.text.token_texts import TokenTexts
-from dgemma.text.tokenizer import Tokenizer
+from dgemma.text.tokenizer import Tokenizer, has_tokenizer
 from dgemma.trace.recorder import Recorder
 from dgemma.trace.replay import replay
 from dgemma.trace.trace import Trace
@@ -197,13 +197,13 @@ class LanguageModel(BlockDiffusionModel):
     @cached_property
     def generation_defaults(self) -> GenerationParams:
         """The checkpoint's generation_config.json, or the reference's defaults where it has none."""
-        file = None if self._source is None else self._source.path / "generation_config.json"
-        if file is None or not file.is_file():
+        raw = None if self._source is None else read_generation_config(self._source.path)
+        if self._source is None or raw is None:
             return GenerationParams()
         try:
-            return GenerationParams.from_generation_config(read_json(file))
+            return GenerationParams.from_generation_config(raw)
         except InputError as error:
-            raise CheckpointError(f"{file}: {error}") from None
+            raise CheckpointError(f"{self._source.path}: generation_config.json: {error}") from None
 
     def token_texts(self, tokens: Sequence[int]) -> list[str]:
         """The text each token adds; a token that ends within a character adds none."""
@@ -576,7 +576,7 @@ class LanguageModel(BlockDiffusionModel):
 
     @property
     def has_tokenizer(self) -> bool:
-        return self._source is not None and (self._source.path / "tokenizer.json").is_file()
+        return self._source is not None and has_tokenizer(self._source.path)
 
     def save(self, path: str | Path, *, max_shard_bytes: int = 5_000_000_000) -> None:
         """Write the released layout; tensors kept aside (vision) and tokenizer files come along.

@@ -20,6 +20,7 @@ from dgemma.checkpoint.safetensors_file import read_entries
 from dgemma.cli.doctor import what_it_means
 from dgemma.cli.main import COMMANDS, IMPORT_TORCH_FIRST, build_parser, main
 from dgemma.machine import MachineFacts, TorchFacts
+from gguf_files import write_model
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -99,6 +100,27 @@ def test_info_check_reads_the_weights_headers(tiny: Path, capsys: pytest.Capture
     assert status == 0
     assert re.search(r"weights: \d+\.\d kB in 1 files, complete", out)
     assert json.loads(run(capsys, "info", str(tiny), "--check", "--json")[1])["weights_complete"]
+
+
+def test_info_says_the_types_of_a_gguf_file_and_its_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, "Q4_K")
+    status, page, _ = run(capsys, "info", str(path))
+    assert status == 0
+    assert re.search(r"weights: 1\.6 MB in 1 files, complete, quantized \(GGUF Q4_K\)", page)
+    assert re.search(r"GGUF Q4_K +1\.5 MB   21 tensors", page)
+    transformer = dgemma.load(path, dtype="bfloat16").transformer
+    buffers = (held for name, held in transformer.named_buffers() if not name.startswith("rope."))
+    found = json.loads(run(capsys, "info", str(tmp_path), "--json")[1])
+    assert found["loaded_bytes"] == sum(held.nbytes for held in (*transformer.parameters(), *buffers))
+    assert found["tensors_by_type"]["GGUF Q4_K"][0] == 21
+    assert found["geometry"]["layers"] == 2
+    path.write_bytes(path.read_bytes()[:-1])
+    status, _, error = run(capsys, "info", str(path))
+    assert status != 0
+    assert "is truncated" in error
 
 
 def test_new_makes_what_the_oracle_and_we_both_load(tiny: Path) -> None:

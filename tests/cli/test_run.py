@@ -17,9 +17,11 @@ from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.source import open_checkpoint
 from dgemma.cli import run as run_command
 from dgemma.cli.main import main
-from dgemma.cli.run import choose
+from dgemma.cli.run import choose, prepare
+from dgemma.cli.views.progress import size_text
 from dgemma.errors import InputError
 from fake_hub import FakeHub, running_hub, use_hub
+from gguf_files import write_model
 
 BIG = PRESETS["26b"].config
 SIZES = count_parameters(BIG).bytes
@@ -105,6 +107,15 @@ def test_what_does_not_fit_is_quantized_once(
     written = (made / "config.json").stat().st_mtime_ns
     assert json.loads(run(capsys, "someone/text", *ASK)[1])["text"] == json.loads(out)["text"]
     assert (made / "config.json").stat().st_mtime_ns == written
+
+
+def test_a_gguf_file_is_taken_as_it_is_with_its_own_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path / "m.gguf", "Q8_0")
+    assert prepare(str(tmp_path / "m.gguf"), "auto", "cpu") == tmp_path / "m.gguf"
+    size = (tmp_path / "m.gguf").stat().st_size
+    assert f"m.gguf: {size_text(size)} in memory, as it is" in capsys.readouterr().err
 
 
 def test_a_bundled_model_needs_no_hub(capsys: pytest.CaptureFixture[str]) -> None:

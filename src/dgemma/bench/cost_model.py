@@ -23,6 +23,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from dgemma.model.block_tensor import BlockTensor
 from dgemma.model.config import LayerKind, ModelConfig
 from dgemma.model.execution import Execution
 from dgemma.model.kv_cache import KVCache
@@ -280,6 +281,10 @@ def _like(weight: Linear | ExpertLinear, out: int, inner: int, dtype: torch.dtyp
         nn.init.normal_(plain.weight)
         return plain
     quantized = weight.quantized
+    if isinstance(quantized, BlockTensor):
+        row_bytes = inner // quantized.format.block_len * quantized.format.block_bytes
+        blocks = quantized.with_parts({"qdata": torch.zeros(out, row_bytes, dtype=torch.uint8)})
+        return QuantizedLinear(blocks, dtype=dtype, rounds_activations=weight.rounds_activations)
     groups = 1 if quantized.scale.shape[-1] == 1 else inner // quantized.group_len
     stored = torch.randint(256, (out, inner // quantized.kind.per_byte), dtype=torch.uint8)
     scale = torch.rand(out, groups).to(quantized.scale.dtype)

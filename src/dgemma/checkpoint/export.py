@@ -34,7 +34,7 @@ from dgemma.checkpoint.quantized.schemes import CompressedPacked
 from dgemma.checkpoint.quantized.tensor_index import QuantizedEntry, module_names
 from dgemma.checkpoint.safetensors_file import TensorEntry, TensorToWrite, read_chunks
 from dgemma.checkpoint.save import write_checkpoint
-from dgemma.checkpoint.source import CheckpointSource, check_tied_copies, read_json
+from dgemma.checkpoint.source import CheckpointSource, EmbeddedFile, check_tied_copies, read_generation_config
 from dgemma.durable_files import sha256_of
 from dgemma.errors import InputError
 from dgemma.model.lora import LoraFactors, merged_weight
@@ -51,7 +51,7 @@ class Export:
     config: dict[str, Any]
     generation_config: dict[str, Any]
     tensors: list[TensorToWrite]
-    companions: list[Path]
+    companions: list[Path | EmbeddedFile]
     identity: str
     num_layers: int
     num_double_scalars: int  # layers whose scalar differs between the two passes
@@ -79,10 +79,9 @@ def plan_export(source: CheckpointSource, adapter: AdapterSource | None = None, 
         else:
             tensors.append(_plain(spec, source, factors))
     tensors += [TensorToWrite(e.name, e.dtype, e.shape, partial(read_chunks, e)) for e in source.kept_aside]
-    file = source.path / _GENERATION
     return Export(
         config=_config(source, plan),
-        generation_config=_generation_config(read_json(file) if file.is_file() else {}),
+        generation_config=_generation_config(read_generation_config(source.path) or {}),
         tensors=tensors,
         companions=[file for file in source.companions if file.name != _GENERATION],
         identity=" ".join(identity),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dgemma.checkpoint.bundled import PREFIX, bundled_path
 from dgemma.checkpoint.quantized.quantization_config import schemes_from_config
-from dgemma.checkpoint.source import COMPANION_FILES, read_json
+from dgemma.checkpoint.source import COMPANION_FILES, read_json, weights_path
 from dgemma.errors import CheckpointError, ConfigError, InputError, suggestion
 from dgemma.model.config import ModelConfig
 
@@ -75,7 +75,7 @@ def resolve(
             raise InputError.about(
                 "revision", f"is {revision!r}, but {path} is a path; only a hub name has revisions."
             )
-        return path
+        return weights_path(path)
     like_a_path = text.startswith((".", "/", "~")) or "\\" in text or text.count("/") > 1
     if like_a_path or isinstance(name_or_path, Path):
         raise CheckpointError(f"{path} does not exist{_suggestion(path)} Give the directory of a checkpoint.")

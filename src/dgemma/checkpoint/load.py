@@ -14,9 +14,9 @@ from dgemma.checkpoint.safetensors_file import TensorEntry, read_chunks, read_co
 from dgemma.checkpoint.source import CheckpointSource, check_tied_copies
 from dgemma.errors import InputError
 from dgemma.model.attention import Rope
+from dgemma.model.block_tensor import AnyQuantized
 from dgemma.model.execution import Execution
 from dgemma.model.quantized_linear import QuantizedExpertLinear, QuantizedLinear
-from dgemma.model.quantized_tensor import QuantizedTensor
 from dgemma.model.ranks import ALONE, Ranks
 from dgemma.model.transformer import Transformer
 
@@ -94,7 +94,7 @@ def place(transformer: Transformer, path: str, tensor: Tensor) -> None:
 
 
 def place_quantized(
-    transformer: Transformer, spec: TensorSpec, weight: QuantizedTensor, round_activations: bool
+    transformer: Transformer, spec: TensorSpec, weight: AnyQuantized, round_activations: bool
 ) -> None:
     """Replace the plain linear that `spec` names by a quantized one."""
     path = spec.path.removesuffix(".weight")

@@ -15,7 +15,7 @@ from torch import Tensor
 from dgemma.checkpoint.load import DTYPE_NAMES
 from dgemma.checkpoint.names import tensor_specs, vision_specs
 from dgemma.checkpoint.safetensors_file import TensorToWrite, header_of, read_chunks, write_file
-from dgemma.checkpoint.source import CheckpointSource, read_json
+from dgemma.checkpoint.source import CheckpointSource, EmbeddedFile, read_json
 from dgemma.durable_files import locked, sha256_of, sync_directory, write_whole
 from dgemma.errors import CheckpointError, InputError
 from dgemma.model.quantized_linear import QuantizedWeight
@@ -48,7 +48,7 @@ def save(
         content = _bytes_of(tensor, written)
         tensors.append(TensorToWrite(spec.name, DTYPE_NAMES[written], spec.shape, content))
     config = transformer.config.to_json()
-    companions: list[Path] = []
+    companions: list[Path | EmbeddedFile] = []
     if source is not None:
         config = dict(source.raw_config)
         companions = source.companions
@@ -63,7 +63,7 @@ def write_checkpoint(
     path: str | Path,
     config: dict[str, Any],
     tensors: Iterable[TensorToWrite],
-    companions: Iterable[Path] = (),
+    companions: Iterable[Path | EmbeddedFile] = (),
     *,
     max_shard_bytes: int,
     source: str | None = None,
@@ -81,7 +81,7 @@ def write_shards(
     path: str | Path,
     config: dict[str, Any],
     shards: Sequence[Sequence[TensorToWrite]],
-    companions: Iterable[Path] = (),
+    companions: Iterable[Path | EmbeddedFile] = (),
     *,
     source: str | None,
     more_json: Mapping[str, dict[str, Any]] = {},

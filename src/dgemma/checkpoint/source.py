@@ -1,18 +1,22 @@
-"""Open and check a checkpoint directory without loading tensors. Imports no torch."""
+"""Open and check a checkpoint, a directory or a GGUF file, without loading tensors. Imports no torch."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dgemma.checkpoint.gguf_names import CHAT_TEMPLATE, TOKENIZER_JSON, gguf_name
+from dgemma.checkpoint.gguf_source import GgufTensors, gguf_config, gguf_generation_config, gguf_in
 from dgemma.checkpoint.names import VISION_PREFIXES, TensorSpec, tensor_specs, vision_specs
 from dgemma.checkpoint.quantized.quantization_config import schemes_from_config
 from dgemma.checkpoint.quantized.schemes import QuantizationScheme
 from dgemma.checkpoint.quantized.tensor_index import QuantizedEntry, take_quantized
 from dgemma.checkpoint.safetensors_file import TensorEntry, read_chunks, read_entries
 from dgemma.errors import CheckpointError, ConfigError, suggestion
+from dgemma.gguf_file import is_gguf, read_gguf
 from dgemma.model.config import ModelConfig
 
 # Small files that are copied with the weights.
@@ -23,6 +27,7 @@ COMPANION_FILES = (
 )  # fmt: skip
 FLOAT_DTYPES = ("F32", "BF16", "F16")
 _MAX_JSON_BYTES = 64 << 20
+_MAX_EMBEDDED_BYTES = 128 << 20
 _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 
 
@@ -30,7 +35,7 @@ _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 class CheckpointSource:
     """A checkpoint on disk: its configuration and the file entry of each tensor."""
 
-    path: Path
+    path: Path  # its directory, or the GGUF file
     raw_config: dict[str, Any]
     config: ModelConfig
     entries: dict[str, TensorEntry]  # plain tensors, by their first released name
@@ -66,8 +71,13 @@ class CheckpointSource:
             )
 
     @property
-    def companions(self) -> list[Path]:
-        """The small files, to be copied. A link out of the checkpoint is refused: it may lead to a secret."""
+    def companions(self) -> list[Path | EmbeddedFile]:
+        """The small files, to be copied. A link out of the checkpoint is refused: it may lead to a secret.
+
+        Of a GGUF file: those that it holds. Its directory may have files of other models.
+        """
+        if is_gguf(self.path):
+            return list(_embedded_files(self.path))
         found = [self.path / name for name in COMPANION_FILES if (self.path / name).is_file()]
         home = self.path.resolve()
         # A hub cache links snapshots/REVISION/FILE to blobs/HASH.
@@ -79,12 +89,25 @@ class CheckpointSource:
                     f"{file} is a link to {target}, outside of the checkpoint, and would be copied. Put the "
                     "file itself there, or remove the link."
                 )
-        return found
+        return [*found]
+
+
+@dataclass(frozen=True)
+class EmbeddedFile:
+    """A small file that a GGUF file holds."""
+
+    name: str
+    content: str = field(repr=False)
+
+    def read_bytes(self) -> bytes:
+        return self.content.encode()
 
 
 def open_checkpoint(path: str | Path) -> CheckpointSource:
     """Read the configuration and the headers of a checkpoint, and refuse one that cannot be loaded."""
-    directory = Path(path)
+    directory = weights_path(path)
+    if is_gguf(directory):
+        return _open_gguf(directory)
     raw, config = read_config(directory)
     found = _read_index(directory)
     specs = list(tensor_specs(config))
@@ -122,6 +145,52 @@ def open_checkpoint(path: str | Path) -> CheckpointSource:
     return CheckpointSource(directory, raw, config, entries, quantized, tied, kept_aside, vision)
 
 
+def _open_gguf(path: Path) -> CheckpointSource:
+    raw, config = gguf_config(path)
+    tensors = GgufTensors(read_gguf(path))
+    specs = list(tensor_specs(config))
+    entries: dict[str, TensorEntry] = {}
+    quantized: dict[str, QuantizedEntry] = {}
+    tied: list[tuple[TensorEntry, TensorEntry]] = []
+    missing: list[str] = []
+    for spec in specs:
+        found = tensors.take(spec)
+        if isinstance(found, TensorEntry):
+            entries[spec.name] = found
+        elif found is not None:
+            quantized[spec.name] = found
+        else:
+            missing.append(gguf_name(spec.name))
+    embedding = entries.get(specs[0].name) or quantized.get(specs[0].name)
+    if embedding is not None and (pair := tensors.head(embedding)) is not None:
+        tied.append(pair)
+    _refuse_missing_and_extra(path, missing, tensors.names, [gguf_name(spec.name) for spec in specs])
+    return CheckpointSource(path, raw, config, entries, quantized, tied, [], {})
+
+
+def _embedded_files(path: Path) -> Iterator[EmbeddedFile]:
+    gguf = read_gguf(path)
+    for name, key in (("tokenizer.json", TOKENIZER_JSON), ("chat_template.jinja", CHAT_TEMPLATE)):
+        content = gguf.text(key, max_bytes=_MAX_EMBEDDED_BYTES)
+        if content is not None:
+            yield EmbeddedFile(name, content)
+    yield EmbeddedFile("generation_config.json", json.dumps(gguf_generation_config(path), indent=2) + "\n")
+
+
+def weights_path(path: str | Path) -> Path:
+    """`path`, or the one GGUF file of a directory that has no safetensors."""
+    directory = Path(path)
+    return (gguf_in(directory) if directory.is_dir() else None) or directory
+
+
+def read_generation_config(path: Path) -> dict[str, Any] | None:
+    """`generation_config.json` of a checkpoint, or what a GGUF file has of it; None where there is none."""
+    file = path / "generation_config.json"
+    if is_gguf(path):
+        return gguf_generation_config(path)
+    return read_json(file) if file.is_file() else None
+
+
 def _schemes(directory: Path, raw: dict[str, Any]) -> tuple[QuantizationScheme, ...]:
     beside = directory / "hf_quant_config.json"  # of modelopt; its older versions write only this file
     if raw.get("quantization_config") is None and beside.is_file():
@@ -134,9 +203,11 @@ def _schemes(directory: Path, raw: dict[str, Any]) -> tuple[QuantizationScheme, 
 
 def read_config(path: str | Path) -> tuple[dict[str, Any], ModelConfig]:
     """The dictionary of a `config.json` and its ModelConfig. `path`: the file or its directory."""
-    file = Path(path)
+    file = weights_path(path)
     if not file.exists():
         raise CheckpointError(f"{file} does not exist; give the directory of a checkpoint.")
+    if is_gguf(file):
+        return gguf_config(file)
     if file.is_dir():
         file = file / "config.json"
     if not file.is_file():

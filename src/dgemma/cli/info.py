@@ -1,19 +1,22 @@
 """Show a model's geometry, parameters, bytes and cache, and whether it fits this machine.
 
 Only config.json is read, and fetched if MODEL is on the hub: no weights are needed, and none are loaded. With
---check the headers of the weights are read too, and whatever would not load is refused by name."""
+--check the headers of the weights are read too, and whatever would not load is refused by name. The header of
+a GGUF file is always read whole; the types of its tensors are shown, and what they take in memory."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import asdict
 
 from dgemma.checkpoint.division import part_bytes
 from dgemma.checkpoint.hub import resolve, resolve_config
 from dgemma.checkpoint.parameter_count import ParameterCounts, count_parameters
-from dgemma.checkpoint.source import open_checkpoint, read_config
+from dgemma.checkpoint.source import CheckpointSource, open_checkpoint, read_config, weights_path
 from dgemma.cli.views.progress import size_text
+from dgemma.gguf_file import is_gguf
 from dgemma.machine import memory_facts
 from dgemma.model.config import LayerKind, ModelConfig
 from dgemma.model.model_part import ModelPart
@@ -26,7 +29,9 @@ _EXTRA_BYTES = 2_000_000_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "path", metavar="MODEL", help="a checkpoint directory, a config.json, bundled:text, or a hub name"
+        "path",
+        metavar="MODEL",
+        help="a checkpoint directory, a config.json, a GGUF file, bundled:text, or a hub name",
     )
     parser.add_argument("--check", action="store_true", help="check the weights' headers as well")
     parser.add_argument(
@@ -42,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     path = resolve(args.path) if args.check else resolve_config(args.path)
     _, config = read_config(path)
-    source = open_checkpoint(path) if args.check else None
+    source = open_checkpoint(path) if args.check or is_gguf(weights_path(path)) else None
     census = count_parameters(config)
     size = args.tensor_parallel
     ranks = [part_bytes(ModelPart(config, rank, size), item_bytes=2) for rank in range(max(size, 1))]
@@ -59,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
             found["bf16_bytes_of_ranks"] = ranks
         if source is not None:
             found["weights_complete"] = True
+            found["tensors_by_type"] = _by_type(source)
+            found["loaded_bytes"] = _loaded_bytes(source)
         print(json.dumps(found, indent=2))
     else:
         print(_page(config, census, fits, memory))
@@ -70,7 +77,28 @@ def run(args: argparse.Namespace) -> int:
             schemes = {entry.scheme.name for entry in source.quantized.values()}
             quantized = f", quantized ({', '.join(sorted(schemes))})" if schemes else ""
             print(f"weights: {size_text(source.nbytes)} in {len(source.files)} files, complete{quantized}")
+            for kind, (count, size) in sorted(_by_type(source).items()):
+                print(f"  {kind:<26}{size_text(size):>22}   {count} tensors")
+            print(f"  {'in memory, as stored':<26}{size_text(_loaded_bytes(source)):>22}")
     return 0
+
+
+def _by_type(source: CheckpointSource) -> dict[str, tuple[int, int]]:
+    """Of each type of the file: how many tensors of the model have it, and their bytes."""
+    found: dict[str, tuple[int, int]] = {}
+    plain = ((entry.dtype, entry.nbytes) for entry in source.entries.values())
+    quantized = ((entry.scheme.name, entry.nbytes) for entry in source.quantized.values())
+    for kind, nbytes in (*plain, *quantized):
+        count, total = found.get(kind, (0, 0))
+        found[kind] = (count + 1, total + nbytes)
+    return found
+
+
+def _loaded_bytes(source: CheckpointSource) -> int:
+    """Bytes of the loaded weights: plain ones in the model's dtype, quantized ones packed as stored."""
+    item_bytes = 4 if source.raw_config.get("dtype") == "float32" else 2
+    plain = sum(item_bytes * math.prod(entry.shape) for entry in source.entries.values())
+    return plain + sum(entry.nbytes for entry in source.quantized.values())
 
 
 def _geometry(config: ModelConfig) -> dict[str, int]:

@@ -32,6 +32,7 @@ from dgemma.cli.options import add_generation_arguments, add_response_format_arg
 from dgemma.cli.pull import fetch_with_progress
 from dgemma.cli.views.progress import Notice, byte_progress, print_line, size_text
 from dgemma.errors import CheckpointError, InputError
+from dgemma.gguf_file import is_gguf
 from dgemma.machine import memory_facts
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def prepare(model: str, wanted: str, device_name: str) -> Path:
         choice = choose(
             model, config, wanted, free_bytes(device),
             is_quantized=raw.get("quantization_config") is not None,
+            stored_bytes=os.path.getsize(model) if is_gguf(model) and os.path.isfile(model) else None,
             published=lambda: published_quantized(model) if is_on_hub(model) else [],
         )  # fmt: skip
         pull = plan_pull(choice.name) if is_on_hub(choice.name) else None
@@ -114,11 +116,15 @@ def choose(
     *,
     is_quantized: bool,
     published: Callable[[], Sequence[PullPlan]],
+    stored_bytes: int | None = None,
 ) -> WeightsChoice:
-    """The largest form that fits into `available` bytes, or the one that is wanted."""
+    """The largest form that fits into `available` bytes, or the one that is wanted.
+
+    stored_bytes: of a quantized model, where they are known.
+    """
     sizes = count_parameters(config).bytes
     if is_quantized or wanted == "plain":
-        size = sizes["4bit"] if is_quantized else sizes["bf16"]
+        size = (stored_bytes or sizes["4bit"]) if is_quantized else sizes["bf16"]
         return WeightsChoice(name, None, size, "as it is")
     if wanted in FORMATS:
         return WeightsChoice(name, wanted, sizes[FORMATS[wanted]], f"{wanted}, as was asked for")

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dgemma.model.block_tensor import BLOCK_FORMATS, AnyQuantized, BlockTensor
 from dgemma.model.kernels import triton_experts
 from dgemma.model.kernels.quantized_matmul import QuantizedMatmul, quantized_matmul
 from dgemma.model.linear import ALL, ExpertLinear, Linear, is_emulated, needs_gradient
-from dgemma.model.quantized_tensor import QuantizedTensor, QuantKind
+from dgemma.model.quantized_tensor import QuantizedTensor
 
 _PARTS = ("qdata", "scale", "zero_point", "global_scale")
 _ROWS_AT_ONCE = 1024
@@ -34,15 +35,17 @@ class QuantizedWeight(nn.Module):
     zero_point: Tensor | None
     global_scale: Tensor | None
 
-    def _register(self, weight: QuantizedTensor, rounds_activations: bool) -> None:
+    def _register(self, weight: AnyQuantized, rounds_activations: bool) -> None:
         self.rounds_activations = rounds_activations
-        self.kind: QuantKind = weight.kind
-        self.global_scale_divides = weight.global_scale_divides
+        self.kind = weight.kind  # of a BlockTensor: the name of its format
+        self.global_scale_divides = isinstance(weight, QuantizedTensor) and weight.global_scale_divides
         for name in _PARTS:
-            self.register_buffer(name, getattr(weight, name))
+            self.register_buffer(name, weight.parts.get(name))
 
     @property
-    def quantized(self) -> QuantizedTensor:
+    def quantized(self) -> AnyQuantized:
+        if isinstance(self.kind, str):
+            return BlockTensor(BLOCK_FORMATS[self.kind], self.qdata)
         return QuantizedTensor(
             self.kind, self.qdata, self.scale, self.zero_point, self.global_scale, self.global_scale_divides
         )
@@ -52,7 +55,8 @@ class QuantizedWeight(nn.Module):
         if x.device.type != "cpu" or needs_gradient(x):
             return None
         found = quantized_matmul()
-        if found is None or not found.supports(self.quantized):
+        weight = self.quantized
+        if found is None or isinstance(weight, BlockTensor) or not found.supports(weight):
             return None
         if found.rounds:
             return found if self.rounds_activations else None
@@ -68,9 +72,7 @@ class QuantizedWeight(nn.Module):
 class QuantizedLinear(QuantizedWeight, Linear):
     """A linear with a quantized weight."""
 
-    def __init__(
-        self, weight: QuantizedTensor, *, dtype: torch.dtype, rounds_activations: bool = True
-    ) -> None:
+    def __init__(self, weight: AnyQuantized, *, dtype: torch.dtype, rounds_activations: bool = True) -> None:
         super().__init__()
         self._register(weight, rounds_activations)
         self.out_features, self.in_features = weight.shape
@@ -78,7 +80,7 @@ class QuantizedLinear(QuantizedWeight, Linear):
 
     def multiply(self, x: Tensor, rows: slice = ALL) -> Tensor:
         kernel, weight = self.kernel(x), self.quantized[rows]
-        if kernel is None:
+        if kernel is None or isinstance(weight, BlockTensor):
             return product(x, weight)
         return kernel.multiply(x.reshape(-1, self.in_features), weight).view(*x.shape[:-1], -1)
 
@@ -96,31 +98,36 @@ class QuantizedLinear(QuantizedWeight, Linear):
 class QuantizedExpertLinear(QuantizedWeight, ExpertLinear):
     """Quantized expert weights (MoE). Only experts that the router chose are dequantized."""
 
-    def __init__(self, weight: QuantizedTensor, *, rounds_activations: bool = True) -> None:
+    def __init__(self, weight: AnyQuantized, *, rounds_activations: bool = True) -> None:
         super().__init__()
         self._register(weight, rounds_activations)
         self.num_experts, self.out_features, self.in_features = weight.shape
 
     def multiply(self, expert: int, x: Tensor) -> Tensor:
         kernel, weight = self.kernel(x), self.quantized[expert]
-        return product(x, weight) if kernel is None else kernel.multiply(x, weight)
+        if kernel is None or isinstance(weight, BlockTensor):
+            return product(x, weight)
+        return kernel.multiply(x, weight)
 
     def multiply_exact(self, x: Tensor, ends: Tensor) -> Tensor | None:
-        kernel = self.kernel(x[:0])
-        return None if kernel is None else kernel.multiply(x, self.quantized, ends)
+        kernel, weight = self.kernel(x[:0]), self.quantized
+        if kernel is None or isinstance(weight, BlockTensor):
+            return None
+        return kernel.multiply(x, weight, ends)
 
     def multiply_grouped(self, x: Tensor, ends: Tensor) -> Tensor:
-        kernel = self.kernel(x, self.num_experts)
-        if kernel is not None:
-            return kernel.multiply(x, self.quantized, ends)
-        if not needs_gradient(x) and triton_experts.supports(self.quantized):
-            return triton_experts.multiply_grouped(x, ends, self.quantized)
+        kernel, weight = self.kernel(x, self.num_experts), self.quantized
+        if isinstance(weight, QuantizedTensor):
+            if kernel is not None:
+                return kernel.multiply(x, weight, ends)
+            if not needs_gradient(x) and triton_experts.supports(weight):
+                return triton_experts.multiply_grouped(x, ends, weight)
         counts = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
         groups = enumerate(x.split(counts))
-        return torch.cat([product(group, self.quantized[expert]) for expert, group in groups if len(group)])
+        return torch.cat([product(group, weight[expert]) for expert, group in groups if len(group)])
 
 
-def product(x: Tensor, weight: QuantizedTensor) -> Tensor:
+def product(x: Tensor, weight: AnyQuantized) -> Tensor:
     """`x W^T` for `x` [..., in] -> [..., out]. Gradients reach `x`, never the quantized weight."""
     if needs_gradient(x):
         result: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
@@ -128,7 +135,7 @@ def product(x: Tensor, weight: QuantizedTensor) -> Tensor:
     return _dequantized_product(x, weight)
 
 
-def _mixed_rows(shares: Tensor, weight: QuantizedTensor) -> Tensor:
+def _mixed_rows(shares: Tensor, weight: AnyQuantized) -> Tensor:
     """`shares W` for `shares` [..., out] -> [..., in]."""
     dtype = arithmetic(shares)
     total: Tensor | None = None
@@ -141,7 +148,7 @@ def _mixed_rows(shares: Tensor, weight: QuantizedTensor) -> Tensor:
     return total.to(shares.dtype)
 
 
-def _dequantized_product(x: Tensor, weight: QuantizedTensor) -> Tensor:
+def _dequantized_product(x: Tensor, weight: AnyQuantized) -> Tensor:
     """`x W^T` with the dequantized weight. Some rows at a time: a whole vocabulary would be gigabytes."""
     dtype = arithmetic(x)
     wide = x.to(dtype)
@@ -167,7 +174,7 @@ class _Product(torch.autograd.Function):
     """A product that saves the quantized weight for backward, where torch would save the dequantized one."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: QuantizedTensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: AnyQuantized) -> Tensor:
         ctx.quantized = weight
         return _dequantized_product(x, weight)
 

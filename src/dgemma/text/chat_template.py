@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dgemma.errors import CheckpointError, InputError
+from dgemma.gguf_file import is_gguf, read_gguf
 from dgemma.text.json_value import JsonReader
 from dgemma.text.messages import read_messages, read_tools
 from dgemma.text.template_process import TEMPLATES
@@ -27,6 +28,7 @@ from dgemma.text.tokenizer import Tokenizer, read_object, read_text
 
 MAX_TEMPLATE_BYTES = 1 << 20
 _MAX_CONFIG_BYTES = 16 << 20
+_TEMPLATE_IN_GGUF = "tokenizer.chat_template"
 _LAST_MARK = 0xDFFF
 MARKS = re.compile("([\ud800-\udfff])")
 
@@ -58,9 +60,16 @@ class ChatTemplate:
     def from_directory(cls, path: str | Path, tokenizer: Tokenizer) -> ChatTemplate:
         """The template of `chat_template.jinja`, `chat_template.json` or `tokenizer_config.json`."""
         directory = Path(path)
+        gguf = read_gguf(directory) if is_gguf(directory) else None
+        if gguf is not None:
+            directory = directory.parent
         file = directory / "chat_template.jinja"
         if file.is_file():
             return cls(read_text(file, max_bytes=MAX_TEMPLATE_BYTES), tokenizer, origin=str(file))
+        if gguf is not None:
+            source = gguf.text(_TEMPLATE_IN_GGUF, max_bytes=MAX_TEMPLATE_BYTES)
+            if source is not None:
+                return cls(source, tokenizer, origin=f"{gguf.path}: {_TEMPLATE_IN_GGUF}")
         for name in ("chat_template.json", "tokenizer_config.json"):
             file = directory / name
             config = read_object(file, max_bytes=_MAX_CONFIG_BYTES) if file.is_file() else {}

@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 
 from dgemma.errors import CheckpointError, InputError
+from dgemma.gguf_file import GgufFile, is_gguf, read_gguf
 
 MAX_TEXT_BYTES = 16 << 20
 _MAX_TOKENIZER_BYTES = 256 << 20
@@ -25,6 +26,11 @@ _MAX_CONFIG_BYTES = 16 << 20
 _CONTROL_SHAPE = re.compile(
     r"<\|.+|.+\|>|<unused\d+>|<(?:pad|eos|bos|unk|mask|s|/s)>|<(?:start|end)_of_\w+>|\[@?\w+@?\]", re.DOTALL
 )
+_TOKENIZER_IN_GGUF = "tokenizer.huggingface.json"
+_ID_KEYS = {
+    "bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown",
+    "mask_token": "mask",
+}  # fmt: skip
 _BYTE_SHAPE = re.compile(r"<0x..>")
 
 
@@ -62,12 +68,24 @@ class Tokenizer:
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:
         directory = Path(path)
+        gguf = read_gguf(directory) if is_gguf(directory) else None
+        if gguf is not None:
+            directory = directory.parent
         file = directory / "tokenizer.json"
-        if not file.is_file():
+        if file.is_file():
+            raw = read_object(file, max_bytes=_MAX_TOKENIZER_BYTES)
+        elif gguf is not None:
+            file, raw = gguf.path, _tokenizer_in(gguf)
+        else:
             raise CheckpointError(f"{file} is missing; text in and out needs it. Token ids work without it.")
-        raw = read_object(file, max_bytes=_MAX_TOKENIZER_BYTES)
         config_file = directory / "tokenizer_config.json"
         config = read_object(config_file, max_bytes=_MAX_CONFIG_BYTES) if config_file.is_file() else {}
+        if gguf is not None:
+            config = {**_named_in(gguf, raw), **config}
+        return cls._of_objects(raw, config, file)
+
+    @classmethod
+    def _of_objects(cls, raw: dict[str, Any], config: dict[str, Any], file: Path) -> Tokenizer:
         names, listed = _named_specials(config)
         try:
             _check_decoder(file, raw.get("decoder"))
@@ -179,6 +197,37 @@ class Tokenizer:
         return ids
 
 
+def has_tokenizer(path: Path) -> bool:
+    """Whether a checkpoint has a tokenizer: a file, or one within or beside a GGUF file."""
+    if not is_gguf(path):
+        return (path / "tokenizer.json").is_file()
+    return (path.parent / "tokenizer.json").is_file() or _TOKENIZER_IN_GGUF in read_gguf(path).metadata
+
+
+def _tokenizer_in(gguf: GgufFile) -> dict[str, Any]:
+    """The `tokenizer.json` that a GGUF file holds.
+
+    Its vocabulary alone does not do: it does not say which entries are matched whole before merges (Gemma's
+    runs of newlines, its HTML tags), so a tokenizer made of it would encode some texts differently.
+    """
+    text = gguf.text(_TOKENIZER_IN_GGUF, max_bytes=_MAX_TOKENIZER_BYTES)
+    if text is None:
+        raise gguf.refuse(
+            f"holds no tokenizer.json ({_TOKENIZER_IN_GGUF}), and its list of tokens does not determine how "
+            "text is encoded. Put tokenizer.json of the original model beside it. Token ids work without it."
+        )
+    return _object_of(text, f"{gguf.path}: {_TOKENIZER_IN_GGUF}")
+
+
+def _named_in(gguf: GgufFile, raw: dict[str, Any]) -> dict[str, Any]:
+    """The special tokens that the metadata names by their ids."""
+    added = raw.get("added_tokens")
+    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    names = {token.get("id"): token.get("content") for token in tokens}
+    ids = {name: gguf.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _ID_KEYS.items()}
+    return {name: names[id_] for name, id_ in ids.items() if id_ in names}
+
+
 def check_text(text: object) -> None:
     """Refuse what is not text: other types, lone surrogates, more than `MAX_TEXT_BYTES`."""
     if not isinstance(text, str):
@@ -276,10 +325,14 @@ def read_text(file: Path, *, max_bytes: int) -> str:
 
 def read_object(file: Path, *, max_bytes: int) -> dict[str, Any]:
     """A JSON object of a checkpoint."""
+    return _object_of(read_text(file, max_bytes=max_bytes), str(file))
+
+
+def _object_of(text: str, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(read_text(file, max_bytes=max_bytes))
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        raise CheckpointError(f"{file} is not valid JSON; it is truncated or corrupt.") from None
+        raise CheckpointError(f"{where} is not valid JSON; it is truncated or corrupt.") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{file} is not a JSON object; it is corrupt.")
+        raise CheckpointError(f"{where} is not a JSON object; it is corrupt.")
     return value

@@ -24,7 +24,7 @@ from dgemma.model.transformer import Transformer
 from dgemma.params import GenerationParams
 from dgemma.sampling.sampler import Sampler, make_sampler
 from dgemma.text.chat_template import ChatTemplate
-from dgemma.text.tokenizer import Tokenizer
+from dgemma.text.tokenizer import Tokenizer, has_tokenizer
 from dgemma.training.data.canvases import CanvasSettings
 from dgemma.training.data.records import Progress, RecordReader
 from dgemma.training.data.sources import RecordSource, StreamSource, open_files, open_source
@@ -229,8 +229,7 @@ def open_stream(
 
 def open_stream_of_files(recipe: DataRecipe, path: Path, config: ModelConfig, seed: int) -> ExampleStream:
     """`open_stream` without the model's weights: with the tokenizer files of the checkpoint at `path`."""
-    has_tokenizer = (path / "tokenizer.json").is_file()
-    tokenizer = Tokenizer.from_directory(path) if has_tokenizer else None
+    tokenizer = Tokenizer.from_directory(path) if has_tokenizer(path) else None
     template = None
     if tokenizer is not None:
         with contextlib.suppress(CheckpointError):

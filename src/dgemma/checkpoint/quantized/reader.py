@@ -13,12 +13,14 @@ from dgemma.checkpoint.quantized.schemes import (
     CompressedNvfp4,
     CompressedPacked,
     CompressedScaled,
+    GgufBlocks,
     ModelOptNvfp4,
     QuantizationScheme,
 )
 from dgemma.checkpoint.quantized.tensor_index import QuantizedEntry, QuantizedModule
 from dgemma.checkpoint.safetensors_file import TensorEntry, read_into
 from dgemma.errors import CheckpointError
+from dgemma.model.block_tensor import BLOCK_FORMATS, AnyQuantized, BlockTensor
 from dgemma.model.quantized_tensor import QuantizedTensor, QuantKind, pack, unpack
 
 _DTYPES = {
@@ -29,10 +31,10 @@ _DTYPES = {
 
 def read_quantized(
     entry: QuantizedEntry, device: torch.device, on_bytes: Callable[[int], None] = lambda count: None
-) -> QuantizedTensor:
+) -> AnyQuantized:
     """The whole weight on `device`. Beside it, memory holds one module: a matrix, or half of an expert."""
     out, _ = entry.module_shape
-    whole: QuantizedTensor | None = None
+    whole: AnyQuantized | None = None
     for number, module in enumerate(entry.modules):
         qdata = read_module(entry, module)
         if whole is None:
@@ -44,7 +46,7 @@ def read_quantized(
     return whole
 
 
-def _allocate(module: QuantizedTensor, shape: tuple[int, ...], device: torch.device) -> QuantizedTensor:
+def _allocate(module: AnyQuantized, shape: tuple[int, ...], device: torch.device) -> AnyQuantized:
     parts = {
         name: torch.empty((*shape[:-1], part.shape[-1]), dtype=part.dtype, device=device)
         for name, part in module.parts.items()
@@ -52,7 +54,7 @@ def _allocate(module: QuantizedTensor, shape: tuple[int, ...], device: torch.dev
     return module.with_parts(parts)
 
 
-def read_module(entry: QuantizedEntry, module: QuantizedModule) -> QuantizedTensor:
+def read_module(entry: QuantizedEntry, module: QuantizedModule) -> AnyQuantized:
     """One of the modules that a weight is stored in: a matrix, or half of an expert."""
     out, inner = entry.module_shape
     parts = {name: read_tensor(found) for name, found in module.entries.items()}
@@ -73,8 +75,10 @@ Parts = Mapping[str, Tensor]
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the places of columns 0 ... 7 in a word
 
 
-def to_quantized_tensor(scheme: QuantizationScheme, parts: Parts, out: int, inner: int) -> QuantizedTensor:
+def to_quantized_tensor(scheme: QuantizationScheme, parts: Parts, out: int, inner: int) -> AnyQuantized:
     """The linear of `out` x `inner` numbers that `parts` hold; its scales are checked."""
+    if isinstance(scheme, GgufBlocks):
+        return _blocks(scheme, parts["blocks"])
     match scheme:
         case ModelOptNvfp4():
             global_scale = parts["weight_scale_2"].reshape(1, 1).expand(out, 1)
@@ -136,6 +140,28 @@ def _awq_columns(words: Tensor, count: int) -> Tensor:
     """Unpack AWQ words [rows, words] -> the first `count` values of each row, in order."""
     qdata: Tensor = unpack(words.contiguous().view(torch.uint8)).unflatten(-1, (-1, 8))
     return qdata[..., list(_AWQ_ORDER)].flatten(-2)[:, :count]
+
+
+def _blocks(scheme: GgufBlocks, stored: Tensor) -> AnyQuantized:
+    """Q8_0 and Q4_0 in the layout that kernels read; other blocks as they are."""
+    if scheme.type.name in BLOCK_FORMATS:
+        found = BlockTensor(BLOCK_FORMATS[scheme.type.name], stored)
+        _check_finite(scheme, found.scales())
+        return found
+    blocks = stored.unflatten(-1, (-1, scheme.type.block_bytes))
+    scale = blocks[..., :2].clone(memory_format=torch.contiguous_format).view(torch.float16).squeeze(-1)
+    _check_finite(scheme, scale.float())
+    values = blocks[..., 2:]
+    if scheme.type.name == "Q8_0":
+        return QuantizedTensor(QuantKind.INT8, values.flatten(-2).view(torch.int8), scale)
+    # The first half of a block is in the lower halves of its bytes, the second in the upper ones.
+    return QuantizedTensor(QuantKind.INT4, pack(torch.cat((values & 15, values >> 4), -1)).flatten(-2), scale)
+
+
+def _check_finite(scheme: QuantizationScheme, scales: Tensor) -> None:
+    bad = ~scales.isfinite()
+    if bad.any():
+        raise scheme.refuse(f"a scale is {scales[bad][0].item()}; scales are finite. The file is corrupt.")
 
 
 def _check_scales(scheme: QuantizationScheme, found: QuantizedTensor) -> None:

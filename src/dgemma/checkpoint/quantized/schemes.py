@@ -11,10 +11,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from dgemma.errors import CheckpointError
+from dgemma.gguf_file import GgmlType
 
 Shape = tuple[int, ...]
 _NVFP4_GROUP = 16
 _FLOATS = ("F32", "BF16", "F16")
+BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")  # of GGUF
 # Scales for runtimes that quantize activations or the KV cache. This one does not.
 _ACTIVATION_SCALES = ("input_scale", "input_global_scale", "output_scale", "k_scale", "v_scale")
 
@@ -165,3 +167,18 @@ class Awq(QuantizationScheme):
             "qzeros": Part(("I32",), ((groups, math.ceil(out / 8)),)),
             "scales": Part(_FLOATS, ((groups, out),)),
         }
+
+
+@dataclass(frozen=True)
+class GgufBlocks(QuantizationScheme):
+    """A matrix of a GGUF file: blocks of neighbours, each with its scales."""
+
+    name: str
+    type: GgmlType
+
+    @property
+    def unit(self) -> int:
+        return self.type.block_len
+
+    def parts(self, out: int, inner: int) -> dict[str, Part]:
+        return {"blocks": Part(("U8",), ((out, inner // self.unit * self.type.block_bytes),))}

@@ -25,7 +25,7 @@ from dgemma.checkpoint.quantized.tensor_index import module_names
 from dgemma.checkpoint.random_weights import random_chunks
 from dgemma.checkpoint.safetensors_file import TensorEntry, TensorToWrite, read_chunks, read_into
 from dgemma.checkpoint.save import write_shards
-from dgemma.checkpoint.source import CheckpointSource, check_tied_copies
+from dgemma.checkpoint.source import CheckpointSource, EmbeddedFile, check_tied_copies
 from dgemma.model.config import ModelConfig
 
 _BLOCK_NUMBERS = 256 << 10  # quantized at once: they fit into the CPU cache
@@ -44,7 +44,7 @@ class QuantizationSource:
     numbers: Numbers
     plain: Callable[[TensorSpec], TensorToWrite]  # for tensors that are not quantized
     kept_aside: tuple[TensorToWrite, ...] = ()
-    companions: tuple[Path, ...] = ()
+    companions: tuple[Path | EmbeddedFile, ...] = ()
 
 
 def write_quantized(
