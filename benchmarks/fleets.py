@@ -13,6 +13,7 @@ import argparse
 import gc
 import time
 import tracemalloc
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,31 +40,48 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--largest", type=int, default=LARGEST, help="replicas of the last fleet")
     parser.add_argument("--hours", type=float, default=1.0, help="of the last fleet")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this one, or these")
     parser.add_argument("--suffix", default="", help="of the result file's name")
     args = parser.parse_args()
     gc.disable()  # nothing here is a cycle worth looking for
     found: dict[str, Any] = {"device": "dgx-spark"}
-    found["choices"] = [choose_us(count) for count in (2, 64, args.largest)]
-    found["router_bytes_per_block"] = router_bytes_per_block()
-    for name, rate, sizes in (("sizes", RATE_EACH, SIZES), ("busy_sizes", BUSY_EACH, BUSY_SIZES)):
-        found[name] = [
-            run(Fleet(shape=SHAPE, replicas=count, routing=routing), 600.0, rate)
-            for count in sizes
-            for routing in ("prefix", "load", "random")
-        ]
-    found["cold_starts"] = [cold(start_s) for start_s in (10.0, 60.0, 300.0)]
-    whole = Fleet(shape=SHAPE, replicas=args.largest, **FAILING)
-    found["router_memory"] = [
-        {"blocks": blocks, **run(replace(whole, router_blocks=blocks), 300.0)}
-        for blocks in (2_000, 20_000, 200_000)
-    ]
-    found["largest"] = run(whole, 3600 * args.hours)
+    for name in args.part or PARTS:
+        found[name] = PARTS[name](args.largest, args.hours)
     record.write("fleets", found, args.suffix)
 
 
-def run(fleet: Fleet, duration_s: float, rate_each: float = RATE_EACH) -> dict[str, Any]:
+def sizes(rate: float, counts: Sequence[int]) -> list[dict[str, Any]]:
+    return [
+        run(Fleet(shape=SHAPE, replicas=count, routing=routing), 600.0, rate)
+        for count in counts
+        for routing in ("prefix", "load", "random")
+    ]
+
+
+def imbalances() -> list[dict[str, Any]]:
+    """How many more requests the replica with the prefix may run. 1: hardly any."""
+    long = replace(TRAFFIC, prompt=6000, shared=5000)
+    return [
+        {"imbalance": most, "prompt": traffic.prompt, **run(fleet, 300.0, rate, traffic)}
+        for traffic, rate in ((TRAFFIC, RATE_EACH), (TRAFFIC, BUSY_EACH), (long, 0.5), (long, 0.9))
+        for most in (1, 2, 3, 4, 8)
+        for fleet in [Fleet(shape=SHAPE, replicas=16, imbalance=most)]
+    ]
+
+
+def router_memory(replicas: int) -> list[dict[str, Any]]:
+    fleet = Fleet(shape=SHAPE, replicas=replicas, **FAILING)
+    return [
+        {"blocks": blocks, **run(replace(fleet, router_blocks=blocks), 300.0)}
+        for blocks in (2_000, 20_000, 200_000)
+    ]
+
+
+def run(
+    fleet: Fleet, duration_s: float, rate_each: float = RATE_EACH, traffic: Traffic = TRAFFIC
+) -> dict[str, Any]:
     began = time.perf_counter()
-    traffic = replace(TRAFFIC, rate=rate_each * fleet.replicas)
+    traffic = replace(traffic, rate=rate_each * fleet.replicas)
     found = simulate(fleet, traffic, duration_s=duration_s, warm_up_s=min(duration_s / 5, 120.0))
     row = {
         "replicas": fleet.replicas,
@@ -129,6 +147,18 @@ def choose_us(count: int) -> dict[str, Any]:
         routes.sent(prompts[number % 200], routes.choose(prompts[number % 200], loads, replicas))
     return {"replicas": count, "microseconds": round(1e6 * (time.perf_counter() - began) / 5000, 1)}
 
+
+# By their names in the result file.
+PARTS: dict[str, Callable[[int, float], Any]] = {
+    "choices": lambda largest, _: [choose_us(count) for count in (2, 64, largest)],
+    "router_bytes_per_block": lambda *_: router_bytes_per_block(),
+    "sizes": lambda *_: sizes(RATE_EACH, SIZES),
+    "busy_sizes": lambda *_: sizes(BUSY_EACH, BUSY_SIZES),
+    "imbalances": lambda *_: imbalances(),
+    "cold_starts": lambda *_: [cold(start_s) for start_s in (10.0, 60.0, 300.0)],
+    "router_memory": lambda largest, _: router_memory(largest),
+    "largest": lambda largest, hours: run(Fleet(shape=SHAPE, replicas=largest, **FAILING), 3600 * hours),
+}
 
 if __name__ == "__main__":
     main()

@@ -98,13 +98,13 @@ def cluster() -> Iterator[Mapping[str, str]]:
         "OMP_NUM_THREADS": "1",
     }
     with tempfile.TemporaryDirectory() as scratch:
-        ray(
-            ("start", "--head", "--num-cpus", "4", "--node-ip-address", "127.0.0.1", "--port",
-             str(free_port()), "--include-dashboard=true", "--dashboard-host", "127.0.0.1",
-             "--object-store-memory", str(100 << 20), "--temp-dir", scratch),
-            environment,
-        )  # fmt: skip
         try:
+            ray(
+                ("start", "--head", "--num-cpus", "4", "--node-ip-address", "127.0.0.1", "--port",
+                 str(free_port()), "--include-dashboard=true", "--dashboard-host", "127.0.0.1",
+                 "--object-store-memory", str(100 << 20), "--temp-dir", scratch),
+                environment,
+            )  # fmt: skip
             yield environment
         finally:
             ray(("stop", "--force"), environment)

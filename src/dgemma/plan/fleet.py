@@ -25,6 +25,7 @@ _SCALE_EVERY_S = 10.0
 class Fleet:
     """replicas: at the start, all warm. steps: of canvases that were seen, to draw from.
 
+    router_blocks, imbalance: of `PrefixRoutes`.
     start_s: from the wish for a replica to its first request. mean_life_s: after which a replica fails and
       is started again, while its requests begin again elsewhere. overhead_s: of routing, per answer.
     """
@@ -34,6 +35,7 @@ class Fleet:
     steps: Sequence[int] = (16,)
     routing: Routing = "prefix"
     router_blocks: int = 200_000
+    imbalance: int = 3
     start_s: float = 60.0
     mean_life_s: float = math.inf
     overhead_s: float = 0.0
@@ -122,7 +124,9 @@ class _Simulation:
         self._is_given_up = False
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._count = 0
-        self._routes: PrefixRoutes[int] = PrefixRoutes(blocks=fleet.router_blocks, seed=seed)
+        self._routes: PrefixRoutes[int] = PrefixRoutes(
+            blocks=fleet.router_blocks, imbalance=fleet.imbalance, seed=seed
+        )
         self._replicas: dict[int, SimulatedReplica] = {}
         self._loads: dict[int, int] = {}  # of replicas that take requests
         self._open: list[int] = []  # the same, to choose from
