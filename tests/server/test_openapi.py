@@ -47,8 +47,8 @@ def schema_of(**settings: Any) -> dict[str, Any]:
 
 def test_every_endpoint_is_described_with_its_errors() -> None:
     schema = schema_of()
-    asking = {CHAT, "/v1/responses", COMPLETIONS, FIM, INFILL, EDIT, DECISIONS, SYSTEM_ONE}
-    counting = {"/tokenize", "/detokenize"}
+    asking = {CHAT, "/v1/responses", "/v1/messages", COMPLETIONS, FIM, INFILL, EDIT, DECISIONS, SYSTEM_ONE}
+    counting = {"/v1/messages/count_tokens", "/tokenize", "/detokenize"}
     watching = {"/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics"}
     assert set(schema["paths"]) == asking | counting | watching
     names = [operation["operationId"] for path in schema["paths"].values() for operation in path.values()]

@@ -29,6 +29,7 @@ from dgemma.server.http.root import OPENAPI_PATH, ROOT_PATH, show_root
 from dgemma.server.http.settings import Settings
 from dgemma.server.http.web_files import FILES_PATH, file_response, web_files
 from dgemma.server.infill.router import INFILL
+from dgemma.server.messages.router import COUNT_TOKENS, MESSAGES
 from dgemma.server.pipeline import Endpoint, TextEndpoint
 from dgemma.server.playground import FACTS_PATH, PlaygroundFacts, facts_response
 from dgemma.server.protocol import ResponseModel
@@ -40,6 +41,8 @@ from dgemma.server.tokenize.router import DETOKENIZE, TOKENIZE
 ENDPOINTS: tuple[Endpoint | TextEndpoint, ...] = (
     CHAT_COMPLETIONS,
     RESPONSES,
+    MESSAGES,
+    COUNT_TOKENS,
     COMPLETIONS,
     FIM_COMPLETIONS,
     INFILL,
@@ -183,7 +186,8 @@ def _json_response(response: ResponseModel) -> Response:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    return error_response(note_error(error, record_of(request.scope)))
+    record = record_of(request.scope)
+    return error_response(note_error(error, record), record.path, record.id)
 
 
 async def _on_routing_error(request: Request, error: Exception) -> Response:

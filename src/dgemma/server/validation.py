@@ -32,6 +32,7 @@ class Unsupported:
 
     why: str
     usual: tuple[Any, ...] = ()  # values that ask for what happens anyway
+    code: str = "unsupported_parameter"
 
 
 PENALTY = Unsupported("all tokens of a canvas are written at once, so none comes before another", (0,))
@@ -132,7 +133,7 @@ def _without_unsupported(body: Mapping[str, Any], unsupported: Mapping[str, Unsu
                 f"{name} is {shown(value)}, which is not supported: {rule.why}. "
                 f"Leave {name} out{alternative}.",
                 name,
-                "unsupported_parameter",
+                rule.code,
             )
     return kept
 

@@ -39,7 +39,7 @@ _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 
 
 class ApiKeyAuth:
-    """Bearer authentication with any of the configured keys."""
+    """Authentication with any of the configured keys, as Bearer or as x-api-key."""
 
     def __init__(
         self,
@@ -70,18 +70,17 @@ class ApiKeyAuth:
         self._read_again()
         if not self.is_required or scope["path"] in self._open_paths:
             return ANONYMOUS
-        headers = [value for name, value in scope["headers"] if name == b"authorization"]
-        if scope["path"] == _ROOT and not headers:
+        given = _given_keys(scope)
+        if scope["path"] == _ROOT and not given:
             return ANONYMOUS
-        scheme, _, key = (headers[0] if len(headers) == 1 else b"").partition(b" ")
         # Digests have one length, so that the comparison does not reveal a key's length.
-        digest = _digest(key.strip())
+        digest = _digest(given[0] if len(set(given)) == 1 else b"")  # two that differ are none
         # All keys are compared, whichever matches.
         matches = [known for known in self._keys if hmac.compare_digest(digest, known.digest)]
-        if scheme.lower() != b"bearer" or not matches:
-            what = "is not one of this server's" if headers else "is missing"
+        if not matches:
+            what = "is not one of this server's" if given else "is missing"
             raise ApiError(
-                f"the API key {what}; send it as 'Authorization: Bearer KEY'.",
+                f"the API key {what}; send it as 'Authorization: Bearer KEY', or as 'x-api-key: KEY'.",
                 status=401,
                 kind="authentication_error",
                 code="invalid_api_key",
@@ -147,6 +146,14 @@ def _limit(option: str, where: str) -> tuple[str, Any]:
     if not 0 < number < 1e12:
         raise InputError(f"{where}: {name} is {value!r}; it must be a number above 0.")
     return name, number
+
+
+def _given_keys(scope: Scope) -> list[bytes]:
+    """The keys of a request; b"" stands for one of another scheme, or for a header that is given twice."""
+    bearer = [value.partition(b" ") for name, value in scope["headers"] if name == b"authorization"]
+    found = [key.strip() if scheme.lower() == b"bearer" else b"" for scheme, _, key in bearer]
+    plain = [value.strip() for name, value in scope["headers"] if name == b"x-api-key"]
+    return [b""] if len(found) > 1 or len(plain) > 1 else [*found, *plain]
 
 
 def _signature(file: Path | None) -> tuple[int, ...] | None:

@@ -19,6 +19,19 @@ from dgemma.engine.service import (
 from dgemma.errors import DgemmaError, InputError
 
 INVALID = "invalid_request_error"
+# Below this path clients read errors in Anthropic's form.
+ANTHROPIC_PATH = "/v1/messages"
+# Anthropic's names of the kinds of errors; others are those of a request that is wrong.
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _RETRY_WHEN_UNAVAILABLE_S = 5.0
 
 
@@ -118,9 +131,25 @@ def to_api_error(error: Exception) -> ApiError:
     return _failed("an error inside the server; its log has the request id.", "internal_error")
 
 
-def error_response(error: ApiError) -> Response:
+def anthropic_error(error: ApiError) -> dict[str, Any]:
+    """The `error` of Anthropic's form."""
+    return {
+        "type": _ANTHROPIC_KINDS.get(error.status, INVALID),
+        "message": str(error),
+        "details": {"error_code": error.code, "param": error.param},
+    }
+
+
+def error_body(error: ApiError, path: str = "", request_id: str | None = None) -> dict[str, Any]:
+    """The error in the form that clients of this path read."""
+    if path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/"):
+        return {"type": "error", "error": anthropic_error(error), "request_id": request_id}
+    return error.body()
+
+
+def error_response(error: ApiError, path: str = "", request_id: str | None = None) -> Response:
     return Response(
-        to_json(error.body()),
+        to_json(error_body(error, path, request_id)),
         status_code=error.status,
         media_type="application/json",
         headers=error.headers,

@@ -83,7 +83,7 @@ class RequestMiddleware:
         except asyncio.CancelledError:  # the server ends at once
             record.has_left = True
             if record.status is None:
-                await error_response(server_draining())(scope, receive, recorded_send)
+                await error_response(server_draining(), record.path, record.id)(scope, receive, recorded_send)
             raise
         except ClientDisconnect:
             record.has_left = True
@@ -91,7 +91,7 @@ class RequestMiddleware:
             note_error(error, record)
             if record.status is None:
                 assert record.error is not None
-                await error_response(record.error)(scope, receive, recorded_send)
+                await error_response(record.error, record.path, record.id)(scope, receive, recorded_send)
         finally:
             self._close(record)
 

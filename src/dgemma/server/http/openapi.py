@@ -39,8 +39,8 @@ def reference(name: str) -> Json:
     return {"$ref": _REF.format(model=name)}
 
 
-def errors(*statuses: int) -> Responses:
-    return {status: _response(_MEANING[status], ErrorResponse) for status in statuses}
+def errors(*statuses: int, kind: type[ResponseModel] = ErrorResponse) -> Responses:
+    return {status: _response(_MEANING[status], kind) for status in statuses}
 
 
 def whole(kind: type[ResponseModel], *error_statuses: int) -> Responses:
@@ -50,7 +50,10 @@ def whole(kind: type[ResponseModel], *error_statuses: int) -> Responses:
 def endpoint_responses(endpoint: DescribedEndpoint) -> Responses:
     statuses = TEXT_ERRORS if isinstance(endpoint, TextEndpoint) else GENERATING_ERRORS
     if endpoint.chunk is None:
-        return {200: _response("The answer.", *endpoint.responses), **errors(*statuses)}
+        return {
+            200: _response("The answer.", *endpoint.responses),
+            **errors(*statuses, kind=endpoint.errors),
+        }
     has_done = bool(endpoint.end_of_stream)
     answer = _response(
         f"The answer; with `stream` as server-sent events, ended by {endpoint.last_event}.",
@@ -63,7 +66,7 @@ def endpoint_responses(endpoint: DescribedEndpoint) -> Responses:
     data = {"type": "string", "description": description}
     event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     answer["content"]["text/event-stream"] = {"itemSchema": event}
-    return {200: answer, **errors(*statuses)}
+    return {200: answer, **errors(*statuses, kind=endpoint.errors)}
 
 
 def metrics_response() -> Responses:
@@ -91,6 +94,7 @@ def complete(schema: Json, state: ServerState, endpoints: Sequence[DescribedEndp
     has_keys = state.settings.has_keys
     requests = request_models(endpoints)
     responses = {kind for endpoint in endpoints for kind in (*endpoint.responses, endpoint.chunk) if kind}
+    responses |= {endpoint.errors for endpoint in endpoints}
     responses |= {ModelCard, ModelList, StatusResponse, ErrorResponse}
     ordered = (*requests, *sorted(responses, key=lambda kind: kind.__name__))
     kinds = [(kind, "validation") for kind in ordered]
@@ -138,7 +142,8 @@ def _narrow(properties: Json, state: ServerState, *, needs_model: bool) -> None:
     }
     for name, most in limits.items():
         if name in properties:
-            properties[name]["anyOf"][0]["maximum"] = most
+            ways = properties[name].get("anyOf", [properties[name]])
+            ways[0]["maximum"] = most
     if "logit_bias" in properties:
         properties["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": "^(0|[1-9][0-9]{0,8})$"}
     if "end_tokens" in properties:
