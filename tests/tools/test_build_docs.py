@@ -11,6 +11,7 @@ import dgemma
 from dgemma.cli.main import COMMANDS
 from tools import build_docs
 from tools.build_docs import commands_page, pages_of, problems_of, project, stage, unlisted, with_links_inside
+from tools.docstring_lists import with_list
 
 PYTHON = (build_docs.ROOT / "docs" / "reference" / "python.md").read_text()
 
@@ -88,3 +89,11 @@ def test_the_reference_has_every_exported_name_and_every_command() -> None:
     page = commands_page()
     assert [name for name in COMMANDS if f"## dgemma {name}\n" not in page] == []
     assert "--max-tokens" in page
+
+
+def test_parameters_of_a_docstring_become_a_list_and_prose_stays() -> None:
+    text = "Load it.\n\npath, name: where; as\n    two lines.\nmesh: others.\n\n    lm.chat(x)  # note: a\nNote that a: b."
+    assert with_list(text) == (
+        "Load it.\n\n\n- `path`, `name`: where; as\n    two lines.\n- `mesh`: others.\n\n"
+        "    lm.chat(x)  # note: a\nNote that a: b."
+    )
