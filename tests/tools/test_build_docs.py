@@ -92,7 +92,10 @@ def test_the_reference_has_every_exported_name_and_every_command() -> None:
 
 
 def test_parameters_of_a_docstring_become_a_list_and_prose_stays() -> None:
-    text = "Load it.\n\npath, name: where; as\n    two lines.\nmesh: others.\n\n    lm.chat(x)  # note: a\nNote that a: b."
+    text = (
+        "Load it.\n\npath, name: where; as\n    two lines.\nmesh: others.\n\n"
+        "    lm.chat(x)  # note: a\nNote that a: b."
+    )
     assert with_list(text) == (
         "Load it.\n\n\n- `path`, `name`: where; as\n    two lines.\n- `mesh`: others.\n\n"
         "    lm.chat(x)  # note: a\nNote that a: b."
