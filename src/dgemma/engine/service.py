@@ -70,6 +70,7 @@ class ServedModel:
     vocab_size: int
     defaults: GenerationParams = field(default_factory=GenerationParams)  # the checkpoint's
     adapters: tuple[str, ...] = ()  # served names
+    takes_images: bool = False  # whether it has a vision tower
     fingerprint: str = ""  # changes when the same seed may give another text
 
     def max_new_tokens(self, prompt_len: int, canvas_len: int | None = None) -> int:

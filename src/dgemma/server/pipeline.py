@@ -256,10 +256,18 @@ class RequestRunner:
 
 
 async def prepare(
-    state: ServerState, endpoint: Endpoint, body: Mapping[str, Any], record: RequestRecord
+    state: ServerState,
+    endpoint: Endpoint,
+    body: Mapping[str, Any],
+    record: RequestRecord,
+    on_bytes: Callable[[int], None] = lambda count: None,
 ) -> RequestRunner:
-    """Plan the request of a body, or raise the first thing that is wrong with it."""
-    plan = await asyncio.to_thread(endpoint.create, state.serving_context, body)
+    """Plan the request of a body, or raise the first thing that is wrong with it.
+
+    on_bytes: called with the bytes of images before they are kept, or with less than none; may raise.
+    """
+    context = await with_images(state, body, record, on_bytes)
+    plan = await asyncio.to_thread(endpoint.create, context, body)
     if body.get("trace") is True and not state.settings.traces:
         raise invalid("this server returns no traces; start it with --traces, or leave trace out.", "trace")
     record.model = plan.model
@@ -285,6 +293,14 @@ async def prepare(
         model = TracedModel(plan.model, context.served, context.text)
         trace = CanvasTrace(model, endpoint.path)
     return RequestRunner(state, record, plan, constraint, trace)
+
+
+async def with_images(
+    state: ServerState, body: Mapping[str, Any], record: RequestRecord, on_bytes: Callable[[int], None]
+) -> ServingContext:
+    """What a request is checked against, with the images that its body holds."""
+    images = await state.images.load(body, record.key.name, on_bytes)
+    return replace(state.serving_context, images=images)
 
 
 def note_prompt(

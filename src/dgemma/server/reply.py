@@ -80,8 +80,9 @@ class ReplyServing(ServingBase):
 
     def prompt(self, turn: ChatTurn) -> tuple[int, ...]:
         """The chat template's token ids."""
+        messages = self.context.images.place(turn.messages, turn.spelled("messages"))
         try:
-            return self.text.render_chat(turn.messages, tools=turn.tools, thinking=turn.thinking)
+            return self.text.render_chat(messages, tools=turn.tools, thinking=turn.thinking)
         except InputError as error:
             raise invalid(str(error), turn.spelled(error.field or "messages"), error.code) from None
 

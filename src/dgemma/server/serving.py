@@ -21,6 +21,7 @@ from dgemma.events import Answer
 from dgemma.params import MAX_LOGPROBS, GenerationParams
 from dgemma.server.http.errors import ApiError, context_too_long, invalid, shown
 from dgemma.server.http.settings import Settings
+from dgemma.server.images import NO_IMAGES, LoadedImages
 from dgemma.server.plan import ResponseWriter, ServingPlan, single_round
 from dgemma.server.protocol import CommonFields, ReplyFields
 from dgemma.server.response_format import RequestedFormat
@@ -52,6 +53,7 @@ class ServingContext:
     text: TextService
     compiler: GrammarCompiler
     calibration: Calibration | None = None  # of decisions
+    images: LoadedImages = NO_IMAGES  # of the request
 
 
 @dataclass(frozen=True, kw_only=True)

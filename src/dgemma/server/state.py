@@ -11,6 +11,7 @@ from dgemma.server.http.admission import Admission
 from dgemma.server.http.metrics import Metrics
 from dgemma.server.http.rate_limits import RateLimits
 from dgemma.server.http.settings import Settings
+from dgemma.server.images import ImageLoader
 from dgemma.server.serving import ServingContext
 from dgemma.server.text import TextService
 from dgemma.structured_output.compiler import GrammarCompiler
@@ -28,6 +29,7 @@ class ServerState:
     rate_limits: RateLimits = field(default_factory=RateLimits)
     compiler: GrammarCompiler = field(init=False)
     compile_pool: CompilePool = field(init=False)
+    images: ImageLoader = field(init=False)
     calibration: Calibration | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -35,6 +37,7 @@ class ServerState:
         self.admission = Admission(settings.max_concurrent_requests, settings.max_buffered_bytes)
         self.compiler = self.text.compiler(self.engine.model)
         self.compile_pool = CompilePool(self.compiler)
+        self.images = ImageLoader(settings, takes_images=self.engine.model.takes_images)
         file = self.settings.calibration
         self.calibration = None if file is None else Calibration.load(file)
 

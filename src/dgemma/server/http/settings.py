@@ -110,6 +110,16 @@ class Settings:
     max_body_bytes: int = 8 << 20
     max_prompt_tokens: int | None = None
     """None: what leaves space for one canvas."""
+    max_images: int = 16
+    """Of one request."""
+    max_image_bytes: int = 20 << 20
+    """Of one image file, and of all that stand in one body."""
+    max_image_pixels: int = 64 << 20
+    """Width times height of one image."""
+    image_timeout_s: float = 30.0
+    """For all images of a request to be fetched and decoded."""
+    allow_remote_images: bool = False
+    """Whether images are fetched from the http and https addresses that clients name."""
     max_choices: int = 16
     """Most answers of one request: n, times the prompts of a completion."""
     max_concurrent_requests: int = 512
@@ -206,6 +216,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("replicas", 1, 4096), ("max_replicas", 1, 4096),
     ("prefill_chunk", 64, 1 << 20),  # the engine prefills whole blocks
     ("queue_len", 0, 1 << 20), ("max_body_bytes", 1, 1 << 30), ("max_prompt_tokens", 1, 1 << 31),
+    ("max_images", 0, 1024), ("max_image_bytes", 1, 1 << 30), ("max_image_pixels", 1, 1 << 30),
+    ("image_timeout_s", 0.01, 3_600),
     ("max_choices", 1, 1024), ("max_concurrent_requests", 1, 1 << 20), ("request_timeout_s", 0.01, 86_400),
     ("timeout_grace_s", 0.01, 3_600), ("step_timeout_s", 0.1, 86_400), ("requests_per_minute", 0.001, 1e9),
     ("tokens_per_minute", 0.001, 1e12), ("max_key_seqs", 1, 1 << 16),
@@ -218,6 +230,7 @@ _REAL = (
     "memory_fraction", "request_timeout_s", "timeout_grace_s", "body_timeout_s", "drain_timeout_s",
     "keep_alive_s", "step_timeout_s", "requests_per_minute", "tokens_per_minute",
     "compile_seconds_per_minute", "compile_timeout_s", "header_timeout_s", "send_timeout_s",
+    "image_timeout_s",
 )  # fmt: skip
 _MAY_BE_NONE = (
     "max_replicas", "max_model_len", "canvas_length", "max_prompt_tokens", "requests_per_minute",

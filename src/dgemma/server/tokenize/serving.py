@@ -50,10 +50,9 @@ class TokenizeServing(ServingBase):
         return name
 
     def _chat_tokens(self, request: TokenizeChatRequest) -> tuple[int, ...]:
+        messages = self.context.images.place(request.messages, "messages")
         try:
-            return self.text.render_chat(
-                request.messages, tools=request.tools or None, thinking=request.thinking
-            )
+            return self.text.render_chat(messages, tools=request.tools or None, thinking=request.thinking)
         except InputError as error:
             if error.field == "enable_thinking":
                 raise invalid(str(error), "chat_template_kwargs", error.code) from None
