@@ -16,29 +16,33 @@ from PIL import Image
 
 from dgemma.errors import InputError
 from dgemma.images import process as module
-from dgemma.images import worker
 from dgemma.images.decode import FORMATS, ImageLimits, decode_image
+from dgemma.images.preprocess import ImageSettings, cut_patches
 from dgemma.images.process import ImageProcess
+from dgemma.images.worker import HEAD, PATCHES
 from images.hostile import encoded, hostile_files, picture, slow_jpeg
 from sizes import cases
 
 LIMITS = ImageLimits(max_pixels=1 << 20)
+SETTINGS = ImageSettings(max_tokens=70)
+SMALL = cut_patches(decode_image(Image.new("RGB", (3, 2))), SETTINGS)
 # In a process of its own, without the test's modules: what the largest refused file took.
 MEASURE = """
 import json, pathlib, resource, sys
 from dgemma.errors import InputError
 from dgemma.images.decode import ImageLimits, decode_image
+from dgemma.images.preprocess import ImageSettings
 from dgemma.images.process import ImageProcess
-limits, process = ImageLimits(max_pixels=1 << 20), ImageProcess(cpu_seconds=60)
+limits, settings, process = ImageLimits(max_pixels=1 << 20), ImageSettings(), ImageProcess(cpu_seconds=60)
 process.max_seconds = 600
-decode = process.decode
+decode = lambda content: process.patches(content, settings, limits)
 if sys.argv[2] == "here":
-    decode = lambda content, limits: decode_image(content, limits=limits)
+    decode = lambda content: decode_image(content, limits=limits)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 refused = 0
 for file in sorted(pathlib.Path(sys.argv[1]).iterdir()):
     try:
-        decode(file.read_bytes(), limits)
+        decode(file.read_bytes())
         print("decoded", file.name, file=sys.stderr)
     except InputError:
         refused += 1
@@ -78,7 +82,7 @@ def test_hostile_files_are_refused_in_bounded_memory(where: str, tmp_path: Path)
 def test_the_process_decodes_as_this_one_does(kind: str, process: ImageProcess) -> None:
     for seed in range(3):
         content = encoded(picture(random.Random(seed)), kind)
-        assert process.decode(content) == decode_image(content)
+        assert process.patches(content, SETTINGS) == cut_patches(decode_image(content), SETTINGS)
 
 
 def test_refusals_are_those_of_this_process(process: ImageProcess) -> None:
@@ -86,7 +90,7 @@ def test_refusals_are_those_of_this_process(process: ImageProcess) -> None:
         with pytest.raises(InputError) as here:
             decode_image(content, limits=LIMITS)
         with pytest.raises(InputError) as there:
-            process.decode(content, LIMITS)
+            process.patches(content, SETTINGS, LIMITS)
         assert str(here.value) == str(there.value), name
         assert (there.value.field, there.value.code) == ("image", here.value.code)
         assert str(there.value.with_field("messages")).startswith("messages ")
@@ -94,7 +98,7 @@ def test_refusals_are_those_of_this_process(process: ImageProcess) -> None:
 
 def test_a_file_that_is_too_large_is_not_sent(process: ImageProcess) -> None:
     with pytest.raises(InputError, match="image has 11 bytes; at most 10 are taken"):
-        process.decode(b"\x89PNG\r\n\x1a\n" + bytes(3), ImageLimits(max_bytes=10))
+        process.patches(b"\x89PNG\r\n\x1a\n" + bytes(3), SETTINGS, ImageLimits(max_bytes=10))
     assert process._process is None
 
 
@@ -103,11 +107,11 @@ def test_an_image_that_takes_too_long_is_refused_and_the_next_is_decoded() -> No
     process = ImageProcess(cpu_seconds=0.5)
     try:
         with pytest.raises(InputError, match=r"within limits: more than 0\.5 seconds of processor") as raised:
-            process.decode(slow_jpeg())
+            process.patches(slow_jpeg(), SETTINGS)
         assert raised.value.code == "invalid_image"
         small = encoded(Image.new("RGB", (3, 2)), "PNG")
         process._cpu_seconds = 60.0
-        assert process.decode(small).width == 3
+        assert process.patches(small, SETTINGS) == SMALL
     finally:
         process.end()
 
@@ -123,12 +127,12 @@ def test_want_of_memory_is_an_error_of_the_image(
         process, "_start", lambda: subprocess.Popen(stuck, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     )
     with pytest.raises(InputError, match="needs more memory than there is; give a smaller one"):
-        process.decode(content, ImageLimits(max_pixels=1 << 30))
+        process.patches(content, SETTINGS, ImageLimits(max_pixels=1 << 30))
 
 
 def test_a_crash_is_an_error_of_one_image(process: ImageProcess) -> None:
     small = encoded(Image.new("RGB", (3, 2)), "PNG")
-    process.decode(small)
+    process.patches(small, SETTINGS)
     first, send = pid_of(process), process._send
 
     def crashes(*args: object) -> None:
@@ -138,36 +142,37 @@ def test_a_crash_is_an_error_of_one_image(process: ImageProcess) -> None:
 
     process._send = crashes  # type: ignore[assignment, method-assign]
     with pytest.raises(InputError, match="its process ended with code -11"):
-        process.decode(small)
+        process.patches(small, SETTINGS)
     process._send = send  # type: ignore[method-assign]
-    assert process.decode(small).height == 2
+    assert process.patches(small, SETTINGS) == SMALL
     assert pid_of(process) != first
 
 
 def test_a_reply_that_cannot_be_is_no_image(process: ImageProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that was taken over may write anything."""
-    head = worker.HEAD.pack(1 << 31, 1 << 31, bytes(32))
-    for reply in (b"i" + head, b"i" + worker.HEAD.pack(2, 2, bytes(32)) + bytes(11), b"x" + head + bytes(12)):
+    fine = PATCHES + HEAD.pack(SMALL.rows, SMALL.columns, SMALL.num_tokens, SMALL.digest) + SMALL.pixels
+    monkeypatch.setattr(process, "exchange", lambda request: fine)
+    assert process.patches(b"BM", SETTINGS) == SMALL
+    many = HEAD.pack(SMALL.rows * 2, SMALL.columns, SMALL.num_tokens * 2, SMALL.digest) + 2 * SMALL.pixels
+    for reply in (b"x" + fine[1:], fine[:-1], PATCHES + many, PATCHES + HEAD.pack(0, 0, 0, bytes(32))):
         monkeypatch.setattr(process, "exchange", lambda request, reply=reply: reply)
         with pytest.raises(RuntimeError, match="replied what it cannot have found"):
-            process.decode(b"BM")
+            process.patches(b"BM", SETTINGS)
 
 
 def test_threads_get_their_own_images(process: ImageProcess) -> None:
-    contents = [encoded(Image.new("RGB", (number + 1, 1)), "PNG") for number in range(50)]
+    images = [picture(random.Random(number)) for number in range(30)]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(process.decode, contents))
-    assert [image.width for image in found] == list(range(1, 51))
+        found = list(pool.map(lambda image: process.patches(encoded(image, "PNG"), SETTINGS), images))
+    assert found == [cut_patches(decode_image(image), SETTINGS) for image in images]
 
 
-def test_the_worker_imports_neither_torch_nor_numpy(process: ImageProcess) -> None:
-    process.decode(encoded(Image.new("RGB", (3, 2)), "PNG"))
+def test_the_worker_imports_no_torch(process: ImageProcess) -> None:
+    process.patches(encoded(Image.new("RGB", (3, 2)), "PNG"), SETTINGS)
     with open(f"/proc/{pid_of(process)}/maps") as maps:
-        loaded = maps.read()
-    assert "torch" not in loaded
-    assert "numpy" not in loaded
+        assert "torch" not in maps.read()
 
 
 def test_the_shared_process_is_ready() -> None:
-    assert module.IMAGES.decode(encoded(Image.new("L", (2, 2)), "GIF")).width == 2
+    assert module.IMAGES.patches(encoded(Image.new("RGB", (3, 2)), "GIF"), SETTINGS) == SMALL
     module.IMAGES.end()

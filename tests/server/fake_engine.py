@@ -29,6 +29,7 @@ from dgemma.events import (
     ScoredToken,
     ToolCall,
 )
+from dgemma.images.preprocess import ImageSettings
 from dgemma.params import GenerationParams
 from dgemma.server.text import TokenText
 from dgemma.structured_output.compiler import GrammarCompiler
@@ -215,6 +216,7 @@ class FakeEngine:
         *,
         adapters: tuple[str, ...] = (),
         max_positions: int = 4096,
+        image_settings: ImageSettings | None = None,
     ) -> None:
         self._script = script
         self._streams: list[AsyncGenerator[EngineEvent, None]] = []
@@ -233,6 +235,7 @@ class FakeEngine:
             vocab_size=VOCAB_SIZE,
             defaults=GenerationParams(end_tokens=(END,)),
             adapters=adapters,
+            image_settings=image_settings,
             fingerprint="fake-1",
         )
 

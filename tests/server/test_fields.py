@@ -107,7 +107,11 @@ def test_neutral_fields_change_nothing_of_the_answer() -> None:
         ({"messages": []}, "messages", "messages is a list; it"),
         ({"messages": [3]}, "messages.0", "messages.0 is 3; it"),
         ({"messages": [{"role": "usr", "content": "x"}]}, "messages", "message 1 has role 'usr'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "images are not"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages.0.content.0",
+            "text only",
+        ),
         ({"max_tokens": 0}, "max_tokens", "max_tokens is 0; it should be greater than or equal to 1."),
         ({"max_tokens": 2.5}, "max_tokens", "max_tokens is 2.5"),
         ({"max_tokens": "7"}, "max_tokens", "max_tokens is '7'; it should be a valid integer."),

@@ -12,6 +12,7 @@ from typing import Protocol
 from dgemma.engine.request import EngineRequest, most_new_tokens
 from dgemma.errors import DgemmaError
 from dgemma.events import CanvasStep, Commit, Draft, Finish, PromptScored
+from dgemma.images.preprocess import ImageSettings
 from dgemma.params import GenerationParams
 
 
@@ -70,7 +71,7 @@ class ServedModel:
     vocab_size: int
     defaults: GenerationParams = field(default_factory=GenerationParams)  # the checkpoint's
     adapters: tuple[str, ...] = ()  # served names
-    takes_images: bool = False  # whether it has a vision tower
+    image_settings: ImageSettings | None = None  # None: it has no vision tower
     fingerprint: str = ""  # changes when the same seed may give another text
 
     def max_new_tokens(self, prompt_len: int, canvas_len: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The process that decodes images of strangers, within limits on memory and processor time.
+"""The process that decodes images of strangers and cuts them into patches, within limits on memory and time.
 
 The size of an image bounds what its decoder allocates, nothing bounds its time: a JPEG of 20 MB may hold
 thousands of scans, or a million pieces of EXIF that are joined one by one. A decoder may also crash. This
@@ -11,36 +11,47 @@ import json
 import pickle
 import struct
 import sys
+from dataclasses import dataclass
 
 from dgemma.errors import InputError
-from dgemma.images.decode import ImageLimits, RgbImage, decode_image
+from dgemma.images.decode import ImageLimits, decode_image
+from dgemma.images.preprocess import ImagePatches, ImageSettings, cut_patches
 from dgemma.worker_process import limits, read_message, write_message
 
 # Measured: 21 for WEBP, the most of all formats.
 _BYTES_PER_PIXEL = 28
 _MORE_BYTES = 128 << 20  # and for each byte of the file eight more
 
-IMAGE, REFUSED = b"i", b"r"
-HEAD = struct.Struct("<II32s")  # width, height and digest; the pixels follow
+PATCHES, REFUSED = b"p", b"r"
+HEAD = struct.Struct("<III32s")  # rows, columns, soft tokens and digest; the pixels follow
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageJob:
+    content: bytes
+    settings: ImageSettings
+    limits: ImageLimits
+    cpu_seconds: float
 
 
 def main() -> None:
     """Answer requests until the caller closes the pipe, which it does at the latest by ending."""
     while (request := read_message(sys.stdin.buffer)) is not None:
-        content, image_limits, cpu_seconds = pickle.loads(request)  # noqa: S301, the caller is our own package
-        most = _BYTES_PER_PIXEL * image_limits.max_pixels + 8 * len(content) + _MORE_BYTES
-        with limits(most, cpu_seconds):
-            reply = answer(content, image_limits)
+        job = pickle.loads(request)  # noqa: S301, the caller is our own package
+        most = _BYTES_PER_PIXEL * job.limits.max_pixels + 8 * len(request) + _MORE_BYTES
+        with limits(most, job.cpu_seconds):
+            reply = answer(job)
         write_message(sys.stdout.buffer, reply)
 
 
-def answer(content: bytes, image_limits: ImageLimits) -> bytes:
-    """The image, or why there is none. It is no pickle: a decoder that was taken over may write it."""
+def answer(job: ImageJob) -> bytes:
+    """The patches, or why there are none. It is no pickle: a decoder that was taken over may write it."""
     try:
-        return _encoded(decode_image(content, limits=image_limits))
+        return _encoded(cut_patches(decode_image(job.content, limits=job.limits), job.settings))
     except InputError as error:
         return REFUSED + json.dumps([str(error), error.code]).encode()
 
 
-def _encoded(image: RgbImage) -> bytes:
-    return b"".join((IMAGE, HEAD.pack(image.width, image.height, image.digest), image.pixels))
+def _encoded(patches: ImagePatches) -> bytes:
+    head = HEAD.pack(patches.rows, patches.columns, patches.num_tokens, patches.digest)
+    return b"".join((PATCHES, head, patches.pixels))

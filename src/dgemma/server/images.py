@@ -11,26 +11,49 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from dgemma.errors import InputError, suggestion
-from dgemma.images.decode import ImageLimits, RgbImage
+from dgemma.images.decode import ImageLimits
+from dgemma.images.preprocess import ImagePatches, ImageSettings
 from dgemma.images.process import IMAGES, ImageProcess
 from dgemma.server.http.errors import invalid, shown, timed_out
 from dgemma.server.http.settings import Settings
 from dgemma.server.remote_images import RemoteImages
 from dgemma.server.turns import Turns
 
-IMAGE_TYPES = ("image_url", "input_image", "image")
-DETAILS = ("auto", "low", "high")
+# The most soft tokens of an image by its `detail`; None: the checkpoint's own.
+DETAILS = {"auto": None, "low": 70, "high": 1120}
 # Where parts of a message are, in all APIs.
 _CONTAINERS = ("content", "output")
 _WHITESPACE = " \t\r\n"
 _BASE64 = ";base64"
 
-Found = RgbImage | InputError
+Found = ImagePatches | InputError
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A form of image parts: the names it may have, of which the second has the address, and those in it."""
+
+    names: tuple[str, ...]
+    inner_names: tuple[str, ...]
+    example: str
+
+
+_FORMS = {
+    "image_url": _Form(
+        ("type", "image_url"), ("url", "detail"), '{"type": "image_url", "image_url": {"url": ...}}'
+    ),
+    "input_image": _Form(("type", "image_url", "detail"), (), '{"type": "input_image", "image_url": ...}'),
+    "image": _Form(
+        ("type", "source"),
+        ("type", "media_type", "data", "url"),
+        '{"type": "image", "source": {"type": "base64", "media_type": ..., "data": ...}}',
+    ),
+}
 
 
 def image_url(part: object) -> str | None:
@@ -47,22 +70,46 @@ def image_url(part: object) -> str | None:
     return None
 
 
-def image_urls(body: Mapping[str, Any]) -> list[str]:
-    """The addresses of all image parts of a body, one that stands twice twice."""
-    return [url for value in body.values() if isinstance(value, list) for url in _urls(value)]
+def image_detail(part: Mapping[str, Any]) -> Any:
+    """None: the part says nothing of it."""
+    inner = part.get("image_url")
+    return (inner if isinstance(inner, dict) else part).get("detail")
 
 
-def _urls(items: Sequence[object]) -> Iterator[str]:
+def image_parts(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The image parts of a body that have an address, in whichever field and form."""
+    return [part for value in body.values() if isinstance(value, list) for part in _parts(value)]
+
+
+def _parts(items: Sequence[object]) -> Iterator[Mapping[str, Any]]:
     for item in items:
         if not isinstance(item, dict):
             continue
-        url = image_url(item)
-        if url is not None:
-            yield url
+        if image_url(item) is not None:
+            yield item
             continue
         for name in _CONTAINERS:
             if isinstance(inner := item.get(name), list):
-                yield from _urls(inner)
+                yield from _parts(inner)
+
+
+def without_data(value: object) -> object:
+    """A value of a body for the log: images by the beginning of their address."""
+    if isinstance(value, list):
+        return [without_data(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    url = image_url(value)
+    if url is not None:
+        return {"type": value["type"], "image_url": url[:80]}
+    return {name: without_data(item) if name in _CONTAINERS else item for name, item in value.items()}
+
+
+def _key(part: Mapping[str, Any]) -> tuple[str, int | None] | None:
+    """What an image is loaded by: its address, and the soft tokens it may have."""
+    url, detail = image_url(part), image_detail(part)
+    budget = DETAILS.get(detail) if isinstance(detail, str) else None
+    return None if url is None else (url, budget)
 
 
 def data_url_bytes(url: str, max_bytes: int) -> bytes:
@@ -93,15 +140,11 @@ def data_url_bytes(url: str, max_bytes: int) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedImages:
-    """The images of one request by their address, or what is wrong with them."""
+    """The images of one request, or what is wrong with them."""
 
-    found: Mapping[str, Found] = field(default_factory=dict)
+    found: Mapping[tuple[str, int | None], Found] = field(default_factory=dict)
     refusal: str | None = None
     """Why no image is taken at all."""
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(len(image.pixels) for image in self.found.values() if isinstance(image, RgbImage))
 
     def place(self, messages: Sequence[Mapping[str, Any]], where: str) -> list[Mapping[str, Any]]:
         """The messages with loaded images in place of the image parts of chat completions.
@@ -124,10 +167,13 @@ class LoadedImages:
         """The loaded image of an image part, as the chat template takes it."""
         if self.refusal is not None:
             raise invalid(f"{where} is an image, and {self.refusal}", where, "unsupported_value")
+        if isinstance(part.get("image"), ImagePatches):  # of an earlier request, which JSON cannot forge
+            return dict(part)
         _check_part(part, where)
-        url = image_url(part)
-        assert url is not None
-        found = self.found[url]
+        key = _key(part)
+        found = None if key is None else self.found.get(key)
+        if found is None:
+            raise invalid(f"{where} is an image of an earlier request; send it again.", where)
         if isinstance(found, InputError):
             named = found.with_field(where)
             raise invalid(str(named), where, named.code)
@@ -140,8 +186,8 @@ class ImageLoader:
     def __init__(
         self,
         settings: Settings,
+        image_settings: ImageSettings | None,
         *,
-        takes_images: bool,
         process: ImageProcess = IMAGES,
         remote: RemoteImages | None = None,
     ) -> None:
@@ -149,7 +195,7 @@ class ImageLoader:
         self._limits = ImageLimits(max_bytes=settings.max_image_bytes, max_pixels=settings.max_image_pixels)
         self._process = process
         self._turns = Turns()
-        self._takes_images = takes_images
+        self._image_settings = image_settings  # None: the model takes no images
         self._remote = remote or RemoteImages(
             max_bytes=settings.max_image_bytes, timeout_s=settings.image_timeout_s
         )
@@ -157,7 +203,7 @@ class ImageLoader:
     @property
     def max_body_bytes(self) -> int:
         """Of a body with images: as base64 they are a third larger."""
-        return self._settings.max_image_bytes * 4 // 3 + 4096 if self._takes_images else 0
+        return self._settings.max_image_bytes * 4 // 3 + 4096 if self._image_settings is not None else 0
 
     async def load(
         self,
@@ -169,22 +215,27 @@ class ImageLoader:
 
         client: whose turn it is among others. on_bytes: called with the bytes that are kept; may raise.
         """
-        if not self._takes_images:
+        if self._image_settings is None:
             return NO_IMAGES
         # A large body may have a million parts.
-        urls = await asyncio.to_thread(image_urls, body)
+        parts = await asyncio.to_thread(image_parts, body)
         most = self._settings.max_images
-        if len(urls) > most:
+        if len(parts) > most:
             raise invalid(
-                f"the request has {len(urls)} images; this server takes at most {most}. Send fewer.",
+                f"the request has {len(parts)} images; this server takes at most {most}. Send fewer.",
                 None,
                 "too_many_images",
             )
-        found: dict[str, Found] = {}
+        found: dict[tuple[str, int | None], Found] = {}
         try:
             async with asyncio.timeout(self._settings.image_timeout_s):
-                for url in dict.fromkeys(urls):
-                    found[url] = await self._load(url, client, on_bytes)
+                for key in dict.fromkeys(map(_key, parts)):
+                    assert key is not None
+                    url, budget = key
+                    settings = replace(
+                        self._image_settings, max_tokens=budget or self._image_settings.max_tokens
+                    )
+                    found[key] = await self._load(url, settings, client, on_bytes)
         except TimeoutError:
             raise timed_out(
                 f"the images were not read within {self._settings.image_timeout_s:g} seconds; they are too "
@@ -192,7 +243,9 @@ class ImageLoader:
             ) from None
         return LoadedImages(found=found)
 
-    async def _load(self, url: str, client: str, on_bytes: Callable[[int], None]) -> Found:
+    async def _load(
+        self, url: str, settings: ImageSettings, client: str, on_bytes: Callable[[int], None]
+    ) -> Found:
         fetched = b""
         try:
             if url[:5].lower() == "data:":
@@ -202,10 +255,11 @@ class ImageLoader:
                 read = partial(bytes, fetched)
             else:
                 raise InputError.about(
-                    "image",
-                    f"is {shown(url)}, which is no address; give a data URL, or one of http or https.",
+                    "image", f"is {shown(url)}, which is no address; give a data URL, or one of http(s)."
                 )
-            image = await self._turns.run(client, lambda: self._process.decode(read(), self._limits))
+            image = await self._turns.run(
+                client, lambda: self._process.patches(read(), settings, self._limits)
+            )
         except InputError as error:
             return error
         finally:
@@ -217,7 +271,7 @@ class ImageLoader:
         if not self._settings.allow_remote_images:
             raise InputError.about(
                 "image",
-                f"is at {shown(url)}, and this server fetches no images; send the image itself, as a data URL.",
+                f"is at {shown(url)}, and this server fetches none; send the image itself, as a data URL.",
                 code="unsupported_value",
             )
         return await self._remote.fetch(url, on_bytes)
@@ -227,33 +281,22 @@ NO_IMAGES = LoadedImages(refusal="this model reads text only; leave it out.")
 
 
 def _is_image(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type") in IMAGE_TYPES
+    kind = part.get("type") if isinstance(part, dict) else None
+    return isinstance(kind, str) and kind in _FORMS
 
 
 def _check_part(part: Mapping[str, Any], where: str) -> None:
     """Refuse an image part that is not of one of the known forms."""
-    name = "source" if part["type"] == "image" else "image_url"
-    known = ("type", name, "detail") if part["type"] == "input_image" else ("type", name)
-    _check_names(part, known, where)
-    inner, detail = part.get(name), part.get("detail")
-    if isinstance(inner, dict):
-        _check_names(
-            inner,
-            ("url", "detail") if name == "image_url" else ("type", "media_type", "data", "url"),
-            f"{where}.{name}",
-        )
-        detail = inner.get("detail", detail)
+    form = _FORMS[part["type"]]
+    _check_names(part, form.names, where)
+    if isinstance(inner := part.get(form.names[1]), dict):
+        _check_names(inner, form.inner_names, f"{where}.{form.names[1]}")
     if image_url(part) is None:
-        forms = {
-            "image_url": '{"type": "image_url", "image_url": {"url": ...}}',
-            "input_image": '{"type": "input_image", "image_url": ...}',
-            "image": '{"type": "image", "source": {"type": "base64", "media_type": ..., "data": ...}}',
-        }
-        raise invalid(f"{where} is no image part; give it as {forms[part['type']]}.", where)
-    if detail is not None and detail not in DETAILS:
+        raise invalid(f"{where} is no image part; give it as {form.example}.", where)
+    detail = image_detail(part)
+    if detail is not None and (not isinstance(detail, str) or detail not in DETAILS):
         raise invalid(
-            f"{where} has the detail {shown(detail)}; give one of {', '.join(DETAILS)}, or leave it out.",
-            where,
+            f"{where} has the detail {shown(detail)}; give {', '.join(DETAILS)}, or leave it out.", where
         )
 
 

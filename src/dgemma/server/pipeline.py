@@ -16,6 +16,7 @@ from dgemma.server.engine_rounds import MAX_IN_FLIGHT, EngineRounds, SubmitPolic
 from dgemma.server.http.errors import ApiError, invalid
 from dgemma.server.http.log import RequestRecord
 from dgemma.server.http.sse import DONE
+from dgemma.server.images import without_data
 from dgemma.server.plan import AnyServingPlan, EngineUsage, TaskOutcome
 from dgemma.server.protocol import ErrorResponse, RequestModel, ResponseModel, TraceChunk, TracedResponse
 from dgemma.server.serving import ServingContext
@@ -308,7 +309,7 @@ def note_prompt(
 ) -> None:
     """Keep the prompt for the log, if it shall hold texts."""
     if state.settings.log_text:
-        prompts = [body[name] for name in endpoint.prompt_fields if name in body]
+        prompts = [without_data(body[name]) for name in endpoint.prompt_fields if name in body]
         record.texts["prompt"] = prompts[0] if len(prompts) == 1 else prompts
 
 

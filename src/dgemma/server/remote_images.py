@@ -1,8 +1,8 @@
 """Images fetched from the addresses that clients name: from public addresses only, within limits.
 
-A client may name an address that only this server can reach, such as a cloud's metadata or a neighbour without
-a password. So each name is resolved here, every address that it has must be public, and the connection is made
-to one of those that were checked: a second look-up could give another. The same holds for each redirect.
+A client may name an address that only this server can reach, such as a cloud's metadata or a neighbour
+without a password. So each name is resolved here, every address that it has must be public, and the
+connection is made to one of those that were checked: a second look-up could give another. Redirects too.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ class RemoteImages:
         for _ in range(MAX_REDIRECTS + 1):
             response = await self._get(client, where, url)
             try:
-                if not response.is_redirect:
+                if not response.has_redirect_location:
                     return await self._content(response, url, on_bytes)
-                target = response.headers.get("location", "")[: MAX_URL_CHARS + 1]
+                target = response.headers["location"][: MAX_URL_CHARS + 1]
             finally:
                 await response.aclose()
             where = _checked_url(str(httpx2.URL(str(where)).join(target)), url)
@@ -159,7 +159,7 @@ class RemoteImages:
             raise _failed(url, "came compressed, although it was asked for as it is")
         declared = response.headers.get("content-length", "")
         content = bytearray()
-        is_fine = not declared.isdigit() or (len(declared) < 19 and int(declared) <= self.max_bytes)
+        is_fine = not declared.isdecimal() or int(declared) <= self.max_bytes
         if is_fine:
             async for part in response.aiter_raw():
                 is_fine = len(content) + len(part) <= self.max_bytes

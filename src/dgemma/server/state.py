@@ -37,7 +37,7 @@ class ServerState:
         self.admission = Admission(settings.max_concurrent_requests, settings.max_buffered_bytes)
         self.compiler = self.text.compiler(self.engine.model)
         self.compile_pool = CompilePool(self.compiler)
-        self.images = ImageLoader(settings, takes_images=self.engine.model.takes_images)
+        self.images = ImageLoader(settings, self.engine.model.image_settings)
         file = self.settings.calibration
         self.calibration = None if file is None else Calibration.load(file)
 

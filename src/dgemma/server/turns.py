@@ -1,4 +1,4 @@
-"""One piece of work at a time, the clients in rotation: one with much to do delays the others by one piece."""
+"""One piece of work at a time, the clients in rotation: one with much to do delays others by one piece."""
 
 from __future__ import annotations
 

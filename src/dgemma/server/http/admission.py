@@ -12,6 +12,19 @@ from dgemma.server.http.errors import server_draining, too_many_requests
 _RETRY_WHEN_FULL_S = 1.0
 
 
+class BufferedBytes:
+    """The bytes that one request keeps in memory."""
+
+    def __init__(self, on_add: Callable[[int], None]) -> None:
+        self._on_add = on_add
+        self.count = 0
+
+    def add(self, count: int) -> None:
+        """Count more, or less if it is negative; more than the server may keep is refused with 429."""
+        self._on_add(count)
+        self.count += count
+
+
 class Admission:
     """Counts the requests in progress. Used from one event loop."""
 
@@ -56,23 +69,20 @@ class Admission:
                 self._idle.set()
 
     @contextmanager
-    def buffer(self) -> Iterator[Callable[[int], None]]:
-        """Count the bytes of a body that is arriving -> a function that adds to them, or raises 429."""
-        held = 0
-
-        def add(count: int) -> None:
-            nonlocal held
-            if self._num_buffered_bytes + count > self._max_buffered_bytes:
-                raise too_many_requests(
-                    "too many large bodies are arriving at once; ask again in a moment.", _RETRY_WHEN_FULL_S
-                )
-            held += count
-            self._num_buffered_bytes += count
-
+    def buffer(self) -> Iterator[BufferedBytes]:
+        """Count the bytes of a body that is arriving, and of its images."""
+        buffered = BufferedBytes(self._add_bytes)
         try:
-            yield add
+            yield buffered
         finally:
-            self._num_buffered_bytes -= held
+            buffered.add(-buffered.count)
+
+    def _add_bytes(self, count: int) -> None:
+        if count > 0 and self._num_buffered_bytes + count > self._max_buffered_bytes:
+            raise too_many_requests(
+                "too many large bodies are arriving at once; ask again in a moment.", _RETRY_WHEN_FULL_S
+            )
+        self._num_buffered_bytes += count
 
     async def drain(self, timeout_s: float) -> bool:
         """Admit no more requests -> whether all had ended before the timeout."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -18,6 +19,8 @@ from dgemma.text.json_value import JsonReader
 # they have sent all.
 _MAX_DISCARDED_BYTES = 4 << 20
 _LARGE_BYTES = 64 << 10
+# What a body may have more of if it holds images: long runs of base64, in JSON that escapes slashes or not.
+_IMAGE_DATA = re.compile(rb"[A-Za-z0-9+/=_\\-]{1024,}")
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 
 
@@ -26,16 +29,18 @@ async def read_object(
     *,
     max_bytes: int,
     timeout_s: float,
+    max_image_bytes: int = 0,
     on_bytes: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Any]:
     """The JSON object of the body, without its top-level nulls: null means absent.
 
-    on_bytes: called with the size of each part before it is kept; may raise.
+    max_image_bytes: so much more it may have in base64. on_bytes: called with the size of each part before it
+    is kept; may raise.
     """
     _check_type(request)
     try:
         async with asyncio.timeout(timeout_s):
-            raw = await _read_bounded(request, max_bytes, on_bytes)
+            raw = await _read_bounded(request, max_bytes + max_image_bytes, on_bytes)
     except TimeoutError:
         raise ApiError(
             f"the body did not arrive within {timeout_s:g} seconds.",
@@ -44,7 +49,11 @@ async def read_object(
             headers={"connection": "close"},
         ) from None
     # A large body is parsed in a thread, so that other streams go on.
-    return parse_object(raw) if len(raw) < _LARGE_BYTES else await asyncio.to_thread(parse_object, raw)
+    if len(raw) < _LARGE_BYTES:
+        return parse_object(raw)
+    if len(raw) > max_bytes and await asyncio.to_thread(_num_other_bytes, raw) > max_bytes:
+        raise _too_large(max_bytes, " besides images")
+    return await asyncio.to_thread(parse_object, raw)
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
@@ -125,9 +134,15 @@ async def _read_bounded(request: Request, max_bytes: int, on_bytes: Callable[[in
     return b"".join(parts)
 
 
-def _too_large(max_bytes: int) -> ApiError:
+def _num_other_bytes(raw: bytes) -> int:
+    """Besides image data: JSON of many values takes fifty times its size."""
+    return len(raw) - sum(match.end() - match.start() for match in _IMAGE_DATA.finditer(raw))
+
+
+def _too_large(max_bytes: int, what: str = "") -> ApiError:
     return ApiError(
-        f"the body has more than {max_bytes} bytes, which this server takes at most; shorten the request.",
+        f"the body has more than {max_bytes} bytes{what}, which this server takes at most; shorten the "
+        "request.",
         status=413,
         code="body_too_large",
         headers={"connection": "close"},

@@ -12,12 +12,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from dgemma.server.http.admission import BufferedBytes
 from dgemma.server.http.body import read_object
 from dgemma.server.http.errors import to_json
 from dgemma.server.http.log import RequestRecord, note_error, record_of
 from dgemma.server.http.sse import EventStream, event_bytes, while_connected
-from dgemma.server.pipeline import Endpoint, RequestRunner, TextEndpoint, note_prompt, prepare
+from dgemma.server.pipeline import Endpoint, RequestRunner, TextEndpoint, note_prompt, prepare, with_images
 from dgemma.server.protocol import ResponseModel
+from dgemma.server.serving import ServingContext
 from dgemma.server.state import ServerState
 
 
@@ -34,20 +36,25 @@ class BodyResponse(Response, ABC):
         self._state.rate_limits.of(record.key).admit()
         with admission.admit(record.key.name):
             try:
-                with admission.buffer() as on_bytes:
+                with admission.buffer() as buffered:
                     body = await read_object(
                         Request(scope, receive),
                         max_bytes=settings.max_body_bytes,
                         timeout_s=settings.body_timeout_s,
-                        on_bytes=on_bytes,
+                        max_image_bytes=self._state.images.max_body_bytes,
+                        on_bytes=buffered.add,
                     )
-                work = self._respond(body, record, send)
-                await while_connected(receive, work, lambda: record.is_answered)
+                    work = self._respond(body, record, send, buffered)
+                    del body  # images are large, and only needed until they are loaded
+                    await while_connected(receive, work, lambda: record.is_answered)
             except ClientDisconnect:
                 record.has_left = True
 
     @abstractmethod
-    async def _respond(self, body: Mapping[str, Any], record: RequestRecord, send: Send) -> None: ...
+    async def _respond(
+        self, body: Mapping[str, Any], record: RequestRecord, send: Send, buffered: BufferedBytes
+    ) -> None:
+        """Answer. `buffered` counts the body, until it is read, and the images in memory."""
 
 
 class ComputedResponse(BodyResponse):
@@ -57,13 +64,16 @@ class ComputedResponse(BodyResponse):
         super().__init__(state)
         self._endpoint = endpoint
 
-    async def _respond(self, body: Mapping[str, Any], record: RequestRecord, send: Send) -> None:
-        record.model, content = await asyncio.to_thread(self._answer, body)
+    async def _respond(
+        self, body: Mapping[str, Any], record: RequestRecord, send: Send, buffered: BufferedBytes
+    ) -> None:
+        context = await with_images(self._state, body, record, buffered.add)
+        record.model, content = await asyncio.to_thread(self._answer, context, body)
         note_prompt(self._state, self._endpoint, body, record)
         await _send_whole(send, content)
 
-    def _answer(self, body: Mapping[str, Any]) -> tuple[str, bytes]:
-        model, response = self._endpoint.answer(self._state.serving_context, body)
+    def _answer(self, context: ServingContext, body: Mapping[str, Any]) -> tuple[str, bytes]:
+        model, response = self._endpoint.answer(context, body)
         return model, response.to_json()
 
 
@@ -74,8 +84,13 @@ class GeneratedResponse(BodyResponse):
         super().__init__(state)
         self._endpoint = endpoint
 
-    async def _respond(self, body: Mapping[str, Any], record: RequestRecord, send: Send) -> None:
-        runner = await prepare(self._state, self._endpoint, body, record)
+    async def _respond(
+        self, body: Mapping[str, Any], record: RequestRecord, send: Send, buffered: BufferedBytes
+    ) -> None:
+        num_body_bytes = buffered.count
+        runner = await prepare(self._state, self._endpoint, body, record, buffered.add)
+        del body
+        buffered.add(-num_body_bytes)
         settings = self._state.settings
         try:
             # After the engine's time and its grace, the client has as much grace to read.
