@@ -184,6 +184,21 @@ def test_stats_are_sums_and_follow_the_replicas() -> None:
     asyncio.run(follow())
 
 
+def test_metrics_are_of_now_and_not_of_the_scrape_before() -> None:
+    async def scrape() -> None:
+        replicas = ScriptedReplicas()
+        engine = engine_of(replicas)
+        for count in (3, 5, 9):
+            replicas.found = [EngineStats(counters={"forwards": count})]
+            assert (await engine.fresh_stats()).counters == {"forwards": count}
+        engine.stats()  # begins to ask
+        replicas.found = [EngineStats(counters={"forwards": 10})]
+        both = await asyncio.gather(engine.fresh_stats(), engine.fresh_stats())
+        assert [found.counters["forwards"] for found in both] == [10, 10]
+
+    asyncio.run(scrape())
+
+
 MADE: list[Callable[[], DgemmaError]] = [
     lambda: BusyError("full", retry_after_s=2.0),
     lambda: InputError.about("seed", "is wrong", code="bad"),

@@ -243,6 +243,9 @@ class FakeEngine:
     def model(self) -> ServedModel:
         return self._model
 
+    async def fresh_stats(self) -> EngineStats:
+        return self.stats()
+
     def stats(self) -> EngineStats:
         return EngineStats(
             slots_used=self.running,

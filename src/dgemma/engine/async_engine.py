@@ -176,6 +176,9 @@ class AsyncEngine:
             restarts=self._num_restarts,
         )
 
+    async def fresh_stats(self) -> EngineStats:
+        return self.stats()
+
     async def drain(self, timeout_s: float) -> None:
         self._is_draining = True
         self._wake.set()

@@ -113,7 +113,13 @@ class EngineService(Protocol):
         """
         ...
 
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> EngineStats:
+        """At once. Of engines elsewhere: what they last said."""
+        ...
+
+    async def fresh_stats(self) -> EngineStats:
+        """As of now: engines elsewhere are asked."""
+        ...
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, and return when all accepted ones are finished, or after `timeout_s`."""

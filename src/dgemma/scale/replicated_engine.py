@@ -94,9 +94,16 @@ class ReplicatedEngine:
                 _LOG.warning("a request begins again on another replica: %s", error)
 
     def stats(self) -> EngineStats:
-        """As of a second ago."""
+        """What was heard last; the replicas are asked again in the background."""
         if time.monotonic() - self._polled > self._poll_s and self._polling is None:
             self._polling = asyncio.create_task(self._poll())
+        return self._stats
+
+    async def fresh_stats(self) -> EngineStats:
+        if self._polling is not None:  # it may have been answered before now
+            await asyncio.wait({self._polling})
+        polling = self._polling = self._polling or asyncio.create_task(self._poll())
+        await asyncio.wait({polling})  # and not the task itself: others may wait for it too
         return self._stats
 
     async def _poll(self) -> None:

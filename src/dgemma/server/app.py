@@ -140,7 +140,7 @@ def _add_get_routes(app: FastAPI, state: ServerState) -> None:
 
     @get(health.METRICS_PATH, summary="Prometheus metrics", responses=openapi.metrics_response())
     async def metrics() -> Response:
-        return Response(health.metrics(state), headers={"content-type": CONTENT_TYPE})
+        return Response(await health.metrics(state), headers={"content-type": CONTENT_TYPE})
 
 
 def _add_pages(app: FastAPI, state: ServerState) -> None:

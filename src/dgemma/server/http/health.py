@@ -31,5 +31,5 @@ def ready(state: ServerState) -> StatusResponse:
     return StatusResponse(status="ready")
 
 
-def metrics(state: ServerState) -> str:
-    return state.metrics.render(state.engine.stats(), num_active=state.admission.num_active)
+async def metrics(state: ServerState) -> str:
+    return state.metrics.render(await state.engine.fresh_stats(), num_active=state.admission.num_active)
