@@ -6,7 +6,7 @@ import contextlib
 import math
 import tempfile
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,58 +15,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import dgemma
+from checkpoint.plain_form import answer, read_all, write_plain
 from dgemma.checkpoint.fingerprint import file_fingerprint
 from dgemma.checkpoint.hub import resolve
 from dgemma.checkpoint.load import TORCH_DTYPES
-from dgemma.checkpoint.names import tensor_specs
-from dgemma.checkpoint.quantized.reader import read_quantized, read_tensor
-from dgemma.checkpoint.safetensors_file import TensorToWrite
-from dgemma.checkpoint.save import write_checkpoint
-from dgemma.checkpoint.source import CheckpointSource, open_checkpoint, read_config
+from dgemma.checkpoint.source import open_checkpoint, read_config
 from dgemma.errors import CheckpointError, ConfigError
 from dgemma.model.config import LayerKind
 from gguf_files import TYPES, Data, data_of, metadata_of, tiny_config, type_by_part, write_gguf, write_model
 from sizes import cases
-
-CPU = torch.device("cpu")
-
-
-def read_all(source: CheckpointSource) -> dict[str, Tensor]:
-    """Every weight in fp32."""
-    plain = {name: read_tensor(entry).float() for name, entry in source.entries.items()}
-    quantized = {
-        name: read_quantized(entry, CPU).dequantize(torch.float32) for name, entry in source.quantized.items()
-    }
-    return {**plain, **quantized}
-
-
-def write_plain(directory: Path, weights: dict[str, Tensor]) -> Path:
-    """The same model in the released layout, in fp32."""
-    config = tiny_config()
-    tensors = [
-        TensorToWrite(
-            spec.name,
-            "F32",
-            spec.shape,
-            partial(iter, [weights[spec.name].contiguous().view(-1).view(torch.uint8).numpy()]),
-        )
-        for spec in tensor_specs(config)
-    ]
-    write_checkpoint(directory, {**config.to_json(), "dtype": "float32"}, tensors, max_shard_bytes=1 << 30)
-    return directory
-
-
-def answer(path: Path) -> list[int]:
-    lm = dgemma.load(path, dtype="float32", device="cpu", round_activations=False)
-    # Options by name: the GGUF file has its own defaults.
-    answer = lm.generate(
-        [2, 5, 7, 11, 13, 17, 19, 23, 29, 31],
-        max_tokens=40, seed=3, max_denoising_steps=6, entropy_bound=0.1, ignore_end=True,
-    )  # fmt: skip
-    return list(answer.tokens)
 
 
 @pytest.mark.parametrize("kind", [*TYPES, "F32", "F16", "BF16"])
@@ -79,7 +38,7 @@ def test_every_number_is_the_one_the_package_reads_and_generates_the_same(kind: 
         assert torch.equal(found[name].view(torch.int32), numbers.view(torch.int32)), name
     schemes = {entry.scheme.name for entry in source.quantized.values()}
     assert schemes == (set() if kind in TORCH_DTYPES else {f"GGUF {kind}"})
-    plain = write_plain(tmp_path / "plain", expected)
+    plain = write_plain(tmp_path / "plain", tiny_config(), expected)
     assert answer(tmp_path / "model.gguf") == answer(plain)
 
 

@@ -296,6 +296,7 @@ def _like(weight: Linear | ExpertLinear, out: int, inner: int, dtype: torch.dtyp
         None,
         global_scale,
         quantized.global_scale_divides,
+        None if quantized.bias is None else torch.zeros_like(scale),
     )
     return QuantizedLinear(qdata, dtype=dtype, rounds_activations=weight.rounds_activations)
 

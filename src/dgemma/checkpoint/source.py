@@ -11,6 +11,7 @@ from typing import Any
 from dgemma.checkpoint.gguf_names import CHAT_TEMPLATE, TOKENIZER_JSON, gguf_name
 from dgemma.checkpoint.gguf_source import GgufTensors, gguf_config, gguf_generation_config, gguf_in
 from dgemma.checkpoint.names import VISION_PREFIXES, TensorSpec, tensor_specs, vision_specs
+from dgemma.checkpoint.quantized.mlx import mlx_schemes, unstack_experts
 from dgemma.checkpoint.quantized.quantization_config import schemes_from_config
 from dgemma.checkpoint.quantized.schemes import QuantizationScheme
 from dgemma.checkpoint.quantized.tensor_index import QuantizedEntry, take_quantized
@@ -112,6 +113,7 @@ def open_checkpoint(path: str | Path) -> CheckpointSource:
     found = _read_index(directory)
     specs = list(tensor_specs(config))
     schemes = _schemes(directory, raw)
+    unstack_experts(specs, found)
     entries: dict[str, TensorEntry] = {}
     quantized: dict[str, QuantizedEntry] = {}
     tied: list[tuple[TensorEntry, TensorEntry]] = []
@@ -196,7 +198,7 @@ def _schemes(directory: Path, raw: dict[str, Any]) -> tuple[QuantizationScheme, 
     if raw.get("quantization_config") is None and beside.is_file():
         raw = {"quantization_config": {"quant_method": "modelopt", **read_json(beside)}}
     try:
-        return schemes_from_config(raw)
+        return mlx_schemes(raw) or schemes_from_config(raw)
     except ConfigError as error:
         raise ConfigError(f"{directory}: {error}") from None
 

@@ -18,7 +18,7 @@ from dgemma.model.kernels.quantized_matmul import QuantizedMatmul, quantized_mat
 from dgemma.model.linear import ALL, ExpertLinear, Linear, is_emulated, needs_gradient
 from dgemma.model.quantized_tensor import QuantizedTensor
 
-_PARTS = ("qdata", "scale", "zero_point", "global_scale")
+_PARTS = ("qdata", "scale", "zero_point", "global_scale", "bias")
 _ROWS_AT_ONCE = 1024
 _MAX_LAYER_ROWS = 16 * 1024  # no matrix of a layer has more
 MAX_FLOAT_ROWS = 512
@@ -34,6 +34,7 @@ class QuantizedWeight(nn.Module):
     scale: Tensor
     zero_point: Tensor | None
     global_scale: Tensor | None
+    bias: Tensor | None
 
     def _register(self, weight: AnyQuantized, rounds_activations: bool) -> None:
         self.rounds_activations = rounds_activations
@@ -47,7 +48,13 @@ class QuantizedWeight(nn.Module):
         if isinstance(self.kind, str):
             return BlockTensor(BLOCK_FORMATS[self.kind], self.qdata)
         return QuantizedTensor(
-            self.kind, self.qdata, self.scale, self.zero_point, self.global_scale, self.global_scale_divides
+            self.kind,
+            self.qdata,
+            self.scale,
+            self.zero_point,
+            self.global_scale,
+            self.global_scale_divides,
+            self.bias,
         )
 
     def kernel(self, x: Tensor, num_experts: int = 1) -> QuantizedMatmul | None:

@@ -1,9 +1,9 @@
 """Quantized tensors and how they are dequantized.
 
-A weight is `(q - zero_point) * scale` for integers, `q * scale` for floats; a scale belongs to a group of
-neighbours in a row. The schemes differ in layout, not in meaning, so one class holds them all. `dequantize`
-computes in fp32 in the order the schemes define and rounds once; it is the reference implementation of the
-kernels.
+A weight is `(q - zero_point) * scale` or `q * scale + bias` for integers, `q * scale` for floats; a scale
+belongs to a group of neighbours in a row. The schemes differ in layout, not in meaning, so one class holds
+them all. `dequantize` computes in fp32 in the order the schemes define and rounds once; it is the reference
+implementation of the kernels.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class QuantizedTensor:
     zero_point: Tensor | None = None  # [..., out, groups], uint8; None: INT4_OFFSET
     global_scale: Tensor | None = None  # [..., out, 1], fp32: multiplies all scales of a row
     global_scale_divides: bool = False  # scales are divided by it instead
+    bias: Tensor | None = None  # [..., out, groups]: added; the values are unsigned, also those of 8 bits
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,6 +71,7 @@ class QuantizedTensor:
             "scale": self.scale,
             "zero_point": self.zero_point,
             "global_scale": self.global_scale,
+            "bias": self.bias,
         }
         return {name: part for name, part in named.items() if part is not None}
 
@@ -86,6 +88,7 @@ class QuantizedTensor:
             parts.get("zero_point"),
             parts.get("global_scale"),
             self.global_scale_divides,
+            parts.get("bias"),
         )
 
     def group_scales(self) -> Tensor:
@@ -103,6 +106,8 @@ class QuantizedTensor:
         if self.kind is not QuantKind.INT4:
             return self.qdata.float()
         plain = unpack(self.qdata).float()
+        if self.bias is not None:
+            return plain
         if self.zero_point is None:
             return plain.sub_(INT4_OFFSET)
         grouped: Tensor = plain.unflatten(-1, (-1, self.group_len))
@@ -110,8 +115,19 @@ class QuantizedTensor:
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """The dequantized tensor [..., out, in]."""
+        if self.bias is not None:
+            return self._with_bias(dtype)
         grouped: Tensor = self.unscaled().unflatten(-1, (-1, self.group_len))
         return grouped.mul_(self.group_scales()[..., None]).flatten(-2).to(dtype)
+
+    def _with_bias(self, dtype: torch.dtype) -> Tensor:
+        # MLX computes in the dtype of the scales, and so rounds product and sum. In another dtype: fp32,
+        # rounded once.
+        own = dtype if dtype == self.scale.dtype else torch.float32
+        assert self.bias is not None
+        grouped: Tensor = self.unscaled().to(own).unflatten(-1, (-1, self.group_len))
+        grouped = grouped.mul_(self.scale.to(own)[..., None]).add_(self.bias.to(own)[..., None])
+        return grouped.flatten(-2).to(dtype)
 
 
 def unpack(qdata: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from dgemma.checkpoint.quantized.schemes import (
     CompressedPacked,
     CompressedScaled,
     GgufBlocks,
+    MlxAffine,
     ModelOptNvfp4,
     QuantizationScheme,
 )
@@ -26,6 +27,7 @@ from dgemma.model.quantized_tensor import QuantizedTensor, QuantKind, pack, unpa
 _DTYPES = {
     "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F8_E4M3": torch.float8_e4m3fn,
     "U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64,
+    "U32": torch.uint32,
 }  # fmt: skip
 
 
@@ -79,6 +81,13 @@ def to_quantized_tensor(scheme: QuantizationScheme, parts: Parts, out: int, inne
     """The linear of `out` x `inner` numbers that `parts` hold; its scales are checked."""
     if isinstance(scheme, GgufBlocks):
         return _blocks(scheme, parts["blocks"])
+    if isinstance(scheme, MlxAffine):
+        kind = QuantKind.INT4 if scheme.bits == 4 else QuantKind.INT8
+        for name in ("scales", "biases"):
+            _check_finite(scheme, parts[name].float())
+        # Little-endian words: their bytes are the values in order, the earlier one in the lower half.
+        words = parts["weight"].contiguous().view(torch.uint8)
+        return QuantizedTensor(kind, words, parts["scales"], bias=parts["biases"])
     match scheme:
         case ModelOptNvfp4():
             global_scale = parts["weight_scale_2"].reshape(1, 1).expand(out, 1)

@@ -182,3 +182,23 @@ class GgufBlocks(QuantizationScheme):
 
     def parts(self, out: int, inner: int) -> dict[str, Part]:
         return {"blocks": Part(("U8",), ((out, inner // self.unit * self.type.block_bytes),))}
+
+
+@dataclass(frozen=True)
+class MlxAffine(QuantizationScheme):
+    """MLX: 4-bit or 8-bit integers in uint32, a scale and a bias per group; both may be negative."""
+
+    bits: int
+    group_len: int
+    name: str = "mlx affine"
+
+    @property
+    def unit(self) -> int:
+        return self.group_len
+
+    def parts(self, out: int, inner: int) -> dict[str, Part]:
+        return {
+            "weight": Part(("U32",), ((out, inner * self.bits // 32),)),
+            "scales": Part(_FLOATS, ((out, inner // self.group_len),)),
+            "biases": Part(_FLOATS, ((out, inner // self.group_len),)),
+        }

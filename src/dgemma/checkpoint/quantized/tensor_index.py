@@ -53,7 +53,12 @@ def module_names(spec: TensorSpec) -> Iterator[list[str]]:
             yield [name.removesuffix(".weight")]
         elif len(spec.shape) == 3:
             parent, _, leaf = name.rpartition(".")
-            yield [f"{parent}.{e}.{half}" for e in range(spec.shape[0]) for half in _HALVES[leaf]]
+            yield [f"{parent}.{e}.{half}" for e in range(spec.shape[0]) for half in expert_halves(leaf)]
+
+
+def expert_halves(leaf: str) -> tuple[str, ...]:
+    """The modules that quantization tools split a projection of one expert into."""
+    return _HALVES[leaf]
 
 
 def take_quantized(

@@ -43,7 +43,12 @@ class QuantizedMatmul:
     def supports(self, weight: QuantizedTensor) -> bool:
         """Whether the kernel supports this weight."""
         inner = weight.shape[-1]
-        if weight.kind not in _KINDS or weight.scale.dtype not in _SCALES or inner > MAX_INNER:
+        if (
+            weight.bias is not None
+            or weight.kind not in _KINDS
+            or weight.scale.dtype not in _SCALES
+            or inner > MAX_INNER
+        ):
             return False
         if weight.qdata.device.type != "cpu":
             return False

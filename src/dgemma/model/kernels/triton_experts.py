@@ -50,6 +50,8 @@ def supports(weight: QuantizedTensor) -> bool:
     """Whether the kernel supports this weight."""
     if weight.qdata.device.type != "cuda" or weight.kind not in _KINDS or weight.scale.dtype not in _SCALES:
         return False
+    if weight.bias is not None:
+        return False
     if len(weight.shape) != 3 or weight.shape[-1] % 32 or weight.shape[-1] % weight.scale.shape[-1]:
         return False
     # A copy of weights that are not contiguous would cost more than the kernel saves.
