@@ -47,7 +47,9 @@ def settings(sampler: Sampler) -> dict[str, Any]:
     }
 
 
-def generate_with_oracle(oracle: Any, prompt: Tensor, canvases: int, sampler: Sampler, seed: int) -> Recorded:
+def generate_with_oracle(
+    oracle: Any, prompt: Tensor, canvases: int, sampler: Sampler, seed: int, **inputs: Tensor
+) -> Recorded:
     found = Recorded(torch.empty(0), 0.0)
     randint, multinomial = torch.randint, torch.multinomial
 
@@ -67,6 +69,7 @@ def generate_with_oracle(oracle: Any, prompt: Tensor, canvases: int, sampler: Sa
             eos_token_id=EOS,
             pad_token_id=PAD,
             **settings(sampler),
+            **inputs,
         )
     found.sequence = out.sequences[0, prompt.shape[1] :]
     found.forwards = len(found.multinomials)
@@ -105,6 +108,7 @@ def replay_with_ours(
     canvases: int,
     sampler: Sampler,
     canvas_len: int | None = None,
+    **options: Any,
 ) -> tuple[Tensor, int]:
     """The product's own engine, on the oracle's draws. canvas_len: of the request; None: the model's."""
 
@@ -125,6 +129,7 @@ def replay_with_ours(
             end_tokens=tuple(EOS),
             sampler=sampler,
             seed=0,
+            **options,
         )
     return draws.outcome(answer, length)
 

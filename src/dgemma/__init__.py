@@ -18,7 +18,7 @@ from dgemma.errors import (
 )
 from dgemma.events import Answer, Commit, Draft, Finish, FinishReason
 from dgemma.model.config import LayerKind, ModelConfig
-from dgemma.params import GenerationParams
+from dgemma.params import GenerationParams, Pin, StartingCanvas
 
 if TYPE_CHECKING:
     from dgemma.forms.extraction import Extraction
@@ -58,8 +58,10 @@ __all__ = [
     "LayerKind",
     "LoraSettings",
     "ModelConfig",
+    "Pin",
     "Question",
     "Sampler",
+    "StartingCanvas",
     "Trace",
     "TrainingError",
     "__version__",

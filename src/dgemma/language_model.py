@@ -49,6 +49,7 @@ from dgemma.tasks.context import TaskContext
 from dgemma.tasks.decide import Decision, Question, decide
 from dgemma.tasks.edit import Edited, EditOptions, edit
 from dgemma.tasks.infill import Filled, FillOptions, fill
+from dgemma.tasks.pins import pinned_tokens
 from dgemma.tasks.rounds import drive
 from dgemma.text.chat_template import ChatTemplate
 from dgemma.text.detokenizer import Detokenizer
@@ -68,7 +69,6 @@ class GenerateArguments(GenerateOptions, total=False):
     seeds: Sequence[int] | None
     preset: str | None
     sampler: Sampler | None
-    pins: Mapping[int, int | Sequence[int]] | None
 
 
 class LanguageModel(BlockDiffusionModel):
@@ -236,19 +236,19 @@ class LanguageModel(BlockDiffusionModel):
         seeds: Sequence[int] | None = None,
         preset: str | None = None,
         sampler: Sampler | None = None,
-        pins: Mapping[int, int | Sequence[int]] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Answer | list[Answer]:
         """Continue a text, or a list of texts in one batch. Token ids are taken as they are.
 
         seeds: one per prompt of a list; with `seed=n` alone, prompt i takes n + i.
         preset: "fast", "balanced" or "thorough". sampler: your own, in place of the options'.
-        pins: by position of the answer, the pinned token, or several allowed tokens.
         options: the fields of `dgemma.GenerationParams`, and one response format: `regex`, `choice` (a list
         of texts), `json_schema` (a mapping or JSON text), `json_object=True`.
+        pins: given tokens of the answer (`dgemma.Pin`), or a mapping from position to token, or to several
+        allowed ones. canvas: what its canvases start from (`dgemma.StartingCanvas`), or a text.
         """
         prompts, is_list = read_prompts(prompt, self._text_ids)
-        events = self._run(prompts, seeds, preset, sampler, dict(options), drafts=False, pins=pins)
+        events = self._run(prompts, seeds, preset, sampler, dict(options), drafts=False)
         answers = {e.row: e.answer for e in events if isinstance(e, Finish)}
         return [answers[row] for row in range(len(prompts))] if is_list else answers[0]
 
@@ -259,14 +259,13 @@ class LanguageModel(BlockDiffusionModel):
         drafts: bool = True,
         preset: str | None = None,
         sampler: Sampler | None = None,
-        pins: Mapping[int, int | Sequence[int]] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Iterator[Event]:
         """Like `generate` for one prompt: `Draft` per step, `Commit` per canvas, `Finish` at the end."""
         prompts, is_list = read_prompts(prompt, self._text_ids)
         if is_list:
             raise InputError("prompt is a list of prompts; stream takes one. Use generate for a batch.")
-        return self._run(prompts, None, preset, sampler, dict(options), drafts=drafts, pins=pins)
+        return self._run(prompts, None, preset, sampler, dict(options), drafts=drafts)
 
     def chat(
         self,
@@ -521,11 +520,10 @@ class LanguageModel(BlockDiffusionModel):
         options: dict[str, Any],
         *,
         drafts: bool,
-        pins: Mapping[int, int | Sequence[int]] | None = None,
         thinks: bool = False,
         response_format: ResponseFormat | None = None,
     ) -> Iterator[Event]:
-        pinned = PinnedTokens.from_pins(pins)
+        pinned = self._pinned(options.pop("pins", None), options.pop("canvas", None))
         response_format = response_format or pop_response_format(options)
         params = GenerationParams.make(self.generation_defaults, preset=preset, **options)
         constraint = (
@@ -551,6 +549,12 @@ class LanguageModel(BlockDiffusionModel):
             )
         ]
         return self._submit(requests)
+
+    def _pinned(self, pins: Any, canvas: Any) -> PinnedTokens | None:
+        # A model without a tokenizer takes pins of ids.
+        return pinned_tokens(
+            pins, canvas, lambda text: self.tokenizer.encode(text), lambda id_: self.tokenizer.bytes_of(id_)
+        )
 
     def _submit(self, requests: Sequence[EngineRequest]) -> Iterator[Event]:
         engine, recorder = self._local_engine, self._recorder

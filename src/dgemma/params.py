@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
 from dgemma.errors import InputError, suggestion
 
@@ -70,12 +70,39 @@ class InfillOptions(SamplingOptions, FormatOptions, total=False):
     """Keyword options of `LanguageModel.fill`."""
 
 
+class Pin(TypedDict, total=False):
+    """Tokens of the answer that are given: at a position, one of the three."""
+
+    at: Required[int]
+    """Where it begins, in tokens of the answer, from 0 and through all its canvases."""
+    text: str
+    """Its tokens are fixed."""
+    token_ids: Sequence[int]
+    """They are fixed."""
+    any_of: Sequence[str | int]
+    """One of these stands there: texts of one token, or token ids. The model chooses."""
+
+
+class StartingCanvas(TypedDict, total=False):
+    """What the answer's canvases start from in place of noise: one of `text` and `token_ids`."""
+
+    text: str
+    token_ids: Sequence[int]
+    read_only: Sequence[Sequence[int]]
+    """Spans [begin, end] that stay as they are: of characters of `text`, or of `token_ids`."""
+
+
 class GenerateOptions(SamplingOptions, FormatOptions, total=False):
     """Keyword options of `LanguageModel.generate`, `stream`, `chat` and `stream_chat`."""
 
     max_tokens: int | None
     stop: str | Sequence[str] | None
     deadline_s: float | None
+    pins: Mapping[int, int | Sequence[int]] | Sequence[Pin] | None
+    """Given tokens of the answer; a mapping from a position to a token, or to several allowed ones, is
+    short for them."""
+    canvas: StartingCanvas | str | None
+    """What to start from; a text is short for one without read-only spans."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -618,7 +618,7 @@ def test_with_pins_the_cheaper_way_to_write_is_a_canvas() -> None:
         ({0: VOCAB}, rf"position 0 is pinned to token {VOCAB}; this vocabulary ends at {VOCAB - 1}\."),
         ({0: [5, -3]}, r"position 0 is pinned to token -3"),
         ({0: []}, r"position 0 has an empty set of tokens"),
-        ([5], r"pins is a list; give a mapping"),
+        ([5], r"pins\.0 is 5; give an object"),
         ({0: "sea"}, r"the pin of position 0 is 'sea'"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
-import torch
 
-import dgemma
 from dgemma.engine.request import EngineRequest
 from dgemma.engine.service import Accepted, EngineEvent
 from dgemma.events import Finish
 from dgemma.server.serving import MAX_PROMPT_LOGPROBS
 from server.fake_engine import BOS, END, FakeEngine, Script
-from server.real_server import serving, write_model
 from server.served import CHAT, COMPLETIONS, HELLO, ONCE, app_of, post
 from server.test_completions import stream_of, whole_of
 
@@ -192,32 +187,3 @@ def test_a_prompt_that_is_only_read_may_fill_the_context() -> None:
 def refusal_of(engine: FakeEngine, **fields: Any) -> dict[str, Any]:
     error: dict[str, Any] = post(app_of(engine), COMPLETIONS, {**ONCE, **fields}).json()["error"]
     return error
-
-
-def test_openais_client_reads_what_the_causal_pass_says(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "tiny", steps=2)
-    lm = dgemma.load(path, exact=True)
-    with (
-        serving(str(path), "--exact") as server,
-        openai.OpenAI(base_url=f"{server.address}/v1", api_key="any", max_retries=0) as client,
-    ):
-        asked: dict[str, Any] = {"model": "tiny", "prompt": "Once upon a time", "seed": 3, "logprobs": 2}
-        alone = client.completions.create(**asked, echo=True, max_tokens=0).choices[0]
-        both = client.completions.create(**asked, echo=True, max_tokens=5).choices[0]
-        plain = client.completions.create(**asked, max_tokens=5).choices[0]
-        streamed = list(client.completions.create(**asked, echo=True, max_tokens=5, stream=True))
-    assert alone.text == "Once upon a time"
-    assert both.text == alone.text + plain.text
-    assert alone.logprobs is not None
-    assert both.logprobs is not None
-    assert plain.logprobs is not None
-    values = alone.logprobs.token_logprobs
-    assert values is not None
-    assert both.logprobs.token_logprobs == [*values, *(plain.logprobs.token_logprobs or ())]
-    assert "".join(chunk.choices[0].text for chunk in streamed) == both.text
-    ids = [lm.tokenizer.bos_id or 0, *lm.tokenizer.encode("Once upon a time")]
-    with torch.inference_mode():
-        logits = lm.logits(lm.encode(torch.tensor([ids]), lm.new_cache(1)))[0].log_softmax(-1)
-    assert values[0] is None
-    truth = [float(logits[at, token]) for at, token in enumerate(ids[1:])]
-    assert values[1:] == pytest.approx(truth, abs=1e-4)

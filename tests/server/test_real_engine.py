@@ -12,6 +12,7 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 from inceptionai import AsyncInception, Inception
 from openai import AsyncOpenAI, OpenAI
 
@@ -254,6 +255,92 @@ def test_a_client_that_leaves_a_stream_frees_its_slot(client: OpenAI, server: Re
     stream.close()
     eventually(lambda: server.metric("dgemma_slots_in_use", KEY) == 0)
     eventually(lambda: server.metric("dgemma_requests_in_progress", KEY) == 0)
+
+
+# What is given of an answer, and what is returned of a prompt
+
+
+GIVEN: dict[str, Any] = {
+    "pins": [
+        {"at": 2, "text": "blue"},
+        {"at": 10, "any_of": [" a", "e", 70]},
+        {"at": 36, "token_ids": [65, 66]},
+    ],
+    "canvas": {"text": "The sea is salt and wide and deep and old.", "read_only": [[20, 24]]},
+}
+
+
+def test_what_is_given_of_an_answer_gives_the_text_that_it_gives_in_python(
+    client: OpenAI, lm: LanguageModel
+) -> None:
+    """Through two canvases."""
+    wanted = lm.chat(MESSAGES, seed=7, max_tokens=40, ignore_end=True, **GIVEN)
+    assert wanted.pinned
+    answer: Any = client.chat.completions.create(**CHAT, extra_body={**GIVEN, "ignore_end": True})
+    assert text_of(answer) == wanted.text
+    spans = answer.choices[0].dgemma["pinned"]
+    assert [at for begin, end in spans for at in range(begin, end)] == list(wanted.pinned)
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "Why", "seed": 7, "max_tokens": 40}
+    written = client.completions.create(**asked, extra_body=GIVEN).choices[0].text
+    assert written == lm.generate("Why", seed=7, max_tokens=40, **GIVEN).text
+    assert written != client.completions.create(**asked).choices[0].text
+    chunks = client.completions.create(**asked, extra_body=GIVEN, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == written
+    # vLLM's names, for a whole canvas.
+    seed = list(range(64, 64 + lm.config.canvas_len))
+    names = {"diffusion_seed_canvas": seed, "diffusion_pinned": [0, 5]}
+    answer = client.completions.create(**asked, extra_body={"vllm_xargs": names})
+    canvas = {"token_ids": seed, "read_only": [[0, 1], [5, 6]]}
+    assert answer.choices[0].text == lm.generate("Why", seed=7, max_tokens=40, canvas=canvas).text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        (
+            {"pins": [{"at": 40, "text": "a"}]},
+            "pins",
+            "position 40 is pinned; the answer has positions 0 to 39",
+        ),
+        ({"pins": [{"at": 0, "token_ids": [10**30]}]}, "pins", "this vocabulary ends at"),
+        ({"pins": [{"at": 10**30, "token_ids": [5]}]}, "pins", "answer has positions 0 to 39"),
+        ({"canvas": {"token_ids": [5] * 65}}, "canvas", "the canvases of the answer have positions 0 to 63"),
+        ({"canvas": "a" * 30, "decode": "causal"}, "decode", "only a canvas can hold pins"),
+    ],
+)
+def test_what_no_answer_can_hold_is_refused_with_its_field(
+    client: OpenAI, fields: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="Why", max_tokens=40, extra_body=fields)
+    assert caught.value.param == param
+    assert message in str(caught.value)
+
+
+def test_a_prompt_has_the_log_probabilities_of_the_causal_pass(client: OpenAI, lm: LanguageModel) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "Once upon a time", "seed": 3, "logprobs": 2}
+    alone = client.completions.create(**asked, echo=True, max_tokens=0).choices[0]
+    both = client.completions.create(**asked, echo=True, max_tokens=5).choices[0]
+    plain = client.completions.create(**asked, max_tokens=5).choices[0]
+    streamed = client.completions.create(**asked, echo=True, max_tokens=5, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == both.text
+    assert alone.text == "Once upon a time"
+    assert both.text == alone.text + plain.text
+    assert alone.logprobs is not None
+    assert both.logprobs is not None
+    assert plain.logprobs is not None
+    values = alone.logprobs.token_logprobs
+    assert values is not None
+    assert both.logprobs.token_logprobs == [*values, *(plain.logprobs.token_logprobs or ())]
+    ids = [lm.tokenizer.bos_id or 0, *lm.tokenizer.encode("Once upon a time")]
+    with torch.inference_mode():
+        logits = lm.logits(lm.encode(torch.tensor([ids]), lm.new_cache(1)))[0].log_softmax(-1)
+    assert values[0] is None
+    truth = [float(logits[at, token]) for at, token in enumerate(ids[1:])]
+    assert values[1:] == pytest.approx(truth, abs=1e-4)
+    chat: Any = client.chat.completions.create(**CHAT, extra_body={"prompt_logprobs": 1})
+    assert chat.prompt_logprobs[0] is None
+    assert len(chat.prompt_logprobs) == chat.usage.prompt_tokens
 
 
 # Mercury's client

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dgemma.cli.options import (
     add_generation_arguments,
+    add_pin_arguments,
     add_response_format_arguments,
     check_model,
     check_text,
@@ -22,6 +23,7 @@ from dgemma.cli.options import (
     joined_ranks,
     keep_undecodable_input,
     load_model,
+    pin_options,
     recording,
     response_format_options,
 )
@@ -38,7 +40,8 @@ EXAMPLES = (
     "  dgemma generate MODEL --raw --seed 7 < beginning.txt > continued.txt\n"
     '  dgemma generate MODEL "Three primes, please." --json\n'
     '  dgemma generate MODEL "Is 7 a prime?" --choice yes --choice no\n'
-    '  dgemma generate MODEL "A user, please." --json-schema user.schema.json'
+    '  dgemma generate MODEL "A user, please." --json-schema user.schema.json\n'
+    """  dgemma generate MODEL "Is 7 a prime?" --pins '[{"at": 0, "text": "Yes, because"}]'"""
 )
 
 
@@ -53,12 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_generation_arguments(parser)
     add_response_format_arguments(parser)
+    add_pin_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     check_model(args.model, args.prompt, "generate")
     options = generation_options(args)
     response_format = response_format_options(args, reads_stdin=args.prompt in (None, "-"))
+    response_format |= pin_options(args)
     if is_helper(args.tensor_parallel):
         return _help(args)
     prompt = _prompt(args)

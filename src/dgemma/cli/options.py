@@ -308,6 +308,52 @@ def read_schema(given: str, *, reads_stdin: bool) -> str:
     return schema_text(check_text(text), f"--json-schema {given[:200]}")
 
 
+def add_pin_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a part of the answer that is given (docs/tasks.md)")
+    group.add_argument(
+        "--pins", metavar="JSON",
+        help='fixed tokens: [{"at": 0, "text": "Yes"}], as over HTTP; or a file of it',
+    )  # fmt: skip
+    group.add_argument(
+        "--canvas", metavar="JSON",
+        help='what to start from: {"text": "...", "read_only": [[0, 20]]}, as over HTTP; or a file of it',
+    )  # fmt: skip
+
+
+def pin_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What was given, as the Python API takes it; its form is checked before a large model is loaded."""
+    from dgemma.tasks.pins import check_pins
+
+    options = {
+        name: _read_json(given, f"--{name}")
+        for name in ("pins", "canvas")
+        if (given := getattr(args, name)) is not None
+    }
+    check_pins(options.get("pins"), options.get("canvas"))
+    return options
+
+
+def _read_json(given: str, flag: str) -> Any:
+    """JSON, or a file of it."""
+    text, source = given, flag
+    if given.lstrip()[:1] not in ("{", "[", '"'):
+        source = f"{flag} {given[:200]}"
+        try:
+            with open(given, encoding="utf-8-sig", errors="surrogateescape") as file:
+                text = file.read(MAX_FORMAT_CHARS + 1)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise InputError(f"{flag}: {given[:200]} cannot be read: {why}. Give a file or JSON.") from None
+    if len(text) > MAX_FORMAT_CHARS:
+        raise InputError(f"{source} has more than {MAX_FORMAT_CHARS} characters; shorten it.")
+    try:
+        return json.loads(check_text(text))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{source} is not JSON: {error}.") from None
+
+
 def check_response_format(options: dict[str, Any]) -> None:
     """Refuse a pattern or schema that cannot be compiled."""
     response_format = response_format_of(options)

@@ -28,7 +28,13 @@ from dgemma.checkpoint.hub import (
 from dgemma.checkpoint.parameter_count import count_parameters
 from dgemma.checkpoint.source import read_config
 from dgemma.cli import chat, generate
-from dgemma.cli.options import add_generation_arguments, add_response_format_arguments, check_model
+from dgemma.cli.options import (
+    add_generation_arguments,
+    add_pin_arguments,
+    add_response_format_arguments,
+    check_model,
+    pin_options,
+)
 from dgemma.cli.pull import fetch_with_progress
 from dgemma.cli.views.progress import Notice, byte_progress, print_line, size_text
 from dgemma.errors import CheckpointError, InputError
@@ -73,12 +79,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(tensor_parallel=1)
     add_generation_arguments(parser)
     add_response_format_arguments(parser)
+    add_pin_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     check_model(args.model, args.prompt, "run")
-    args.model = str(prepare(args.model, args.format, args.device))
     is_chat = args.prompt is None and sys.stdin.isatty() and not args.raw and not args.json
+    if pin_options(args) and is_chat:
+        raise InputError("--pins and --canvas are of one answer; give the prompt too.")
+    args.model = str(prepare(args.model, args.format, args.device))
     return chat.run(args) if is_chat else generate.run(args)
 
 

@@ -55,10 +55,6 @@ class PinnedTokens:
         """A token fixes a position; several limit it to these."""
         if not pins:
             return None
-        if not isinstance(pins, Mapping):
-            raise InputError(
-                f"pins is a {type(pins).__name__}; give a mapping from position to token or tokens."
-            )
         fixed: dict[int, int] = {}
         among: dict[int, TokenIds] = {}
         for position, pin in pins.items():
@@ -72,22 +68,33 @@ class PinnedTokens:
                 raise InputError(f"the pin of position {position} is {pin!r}; give a token or several.")
         return cls(fixed=fixed, among=among)
 
-    def check(self, vocab_size: int, max_tokens: int) -> None:
-        """Raise if a position or a token is out of range."""
-        sets: tuple[tuple[str, Mapping[int, TokenIds]], ...] = (
-            ("fixed", {p: (t,) for p, t in self.fixed.items()}),
-            ("among", self.among),
-            ("begin", {p: (t,) for p, t in self.begin.items()}),
-            ("watch", self.watch),
+    def check(self, vocab_size: int, max_tokens: int, canvas_len: int) -> None:
+        """Raise if a position or a token is out of range.
+
+        A canvas may begin with more tokens than are kept of it: the model sees them.
+        """
+        num_begun = -(-max_tokens // canvas_len) * canvas_len
+        if beyond := [position for position in self.begin if _is_token(position) and position >= num_begun]:
+            raise InputError(
+                f"canvas has a token at position {beyond[0]}; the canvases of the answer have positions 0 to "
+                f"{num_begun - 1}. Raise max_tokens or shorten the canvas.",
+                field="canvas",
+            )
+        sets: tuple[tuple[str, Mapping[int, TokenIds], int], ...] = (
+            ("fixed", {p: (t,) for p, t in self.fixed.items()}, max_tokens),
+            ("among", self.among, max_tokens),
+            ("begin", {p: (t,) for p, t in self.begin.items()}, num_begun),
+            ("watch", self.watch, max_tokens),
         )
         if sum(len(tokens) for tokens in (*self.among.values(), *self.watch.values())) > MAX_SET_TOKENS:
             raise InputError(f"the sets of all positions hold more than {MAX_SET_TOKENS} tokens; give fewer.")
-        for kind, positions in sets:
+        for kind, positions, length in sets:
             for position, tokens in positions.items():
-                if not _is_token(position) or not 0 <= position < max_tokens:
+                if not _is_token(position) or not 0 <= position < length:
                     raise InputError(
-                        f"position {position!r} is pinned; the answer has positions 0 to {max_tokens - 1}. "
-                        "Raise max_tokens or move the pin."
+                        f"position {position!r} is pinned; the answer has positions 0 to {length - 1}. "
+                        "Raise max_tokens or move the pin.",
+                        field="pins",
                     )
                 if not tokens:
                     raise InputError(
@@ -179,7 +186,7 @@ def validate_request(
                 f'positions are pinned, and decode is "{params.decode}"; only a canvas can hold pins.',
                 field="decode",
             )
-        pinned.check(config.vocab_size, max_tokens)
+        pinned.check(config.vocab_size, max_tokens, config.canvas_len)
         decode = "diffuse"
     if request.sampler is not None and request.sampler.unmask is not None:
         _check_unmask(request, request.sampler, decode, config, canvas_len)

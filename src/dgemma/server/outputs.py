@@ -91,10 +91,22 @@ def answer_details(info: GenerationInfo, answer: Answer) -> AnswerDetails:
         tokens_per_forward=round(answer.tokens_per_forward, 3),
         **set_fields(
             stop_string=answer.stop_string,
+            pinned=_spans(answer.pinned),
             provisional_tokens=answer.provisional_tokens,
             unread_tool_calls=unread,
         ),
     )
+
+
+def _spans(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending positions as spans [begin, end]."""
+    found: list[tuple[int, int]] = []
+    for position in positions:
+        if found and found[-1][1] == position:
+            found[-1] = (found[-1][0], position + 1)
+        else:
+            found.append((position, position + 1))
+    return found
 
 
 def is_delivered(info: GenerationInfo, call: ToolCall) -> bool:

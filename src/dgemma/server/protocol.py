@@ -213,6 +213,9 @@ class AnswerDetails(ResponseModel):
     steps: list[int] = Field(description="Denoise forwards per canvas.")
     tokens_per_forward: float
     stop_string: str | None = None
+    pinned: list[tuple[int, int]] = Field(
+        default_factory=list, description="Spans [begin, end] of its tokens that were fixed."
+    )
     provisional_tokens: int = Field(
         0, description="At the end: unsettled tokens of a canvas that the deadline cut short."
     )

@@ -12,7 +12,8 @@ from pydantic import Field
 
 from dgemma.errors import InputError
 from dgemma.server.http.errors import invalid
-from dgemma.server.protocol import GenerationFields, RequestModel
+from dgemma.server.pins import PinFields
+from dgemma.server.protocol import RequestModel
 from dgemma.structured_output.response_format import (
     MAX_CHOICES,
     JsonFormat,
@@ -62,7 +63,7 @@ class StructuredOutputsParams(RequestModel):
     json_object: bool | None = None
 
 
-class ResponseFormatFields(GenerationFields):
+class ResponseFormatFields(PinFields):
     """The fields that constrain an answer; a request has at most one."""
 
     response_format: ResponseFormatField | None = None

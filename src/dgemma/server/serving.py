@@ -22,6 +22,7 @@ from dgemma.params import MAX_LOGPROBS, GenerationParams
 from dgemma.server.http.errors import ApiError, context_too_long, invalid, shown
 from dgemma.server.http.settings import Settings
 from dgemma.server.images import NO_IMAGES, LoadedImages
+from dgemma.server.pins import canvas_field, requested_pins
 from dgemma.server.plan import ResponseWriter, ServingPlan, single_round
 from dgemma.server.protocol import CommonFields, ReplyFields
 from dgemma.server.response_format import RequestedFormat
@@ -151,6 +152,9 @@ class ServingBase:
         if num_prompt_logprobs is not None:
             _check_prompt_logprobs(prompts, info, num_prompt_logprobs)
         params = self.generation_params(request, prompts.max_tokens or None, info.logprobs)
+        pinned = requested_pins(request, self.text, self.served.canvas_len)
+        if pinned is not None and request.decode is None:
+            params = replace(params, decode="diffuse")  # whatever this server's default is
         seed = request_seed(request)
         check_seeds(seed, info.num_choices)
         biases = self._logit_bias(request)
@@ -164,6 +168,7 @@ class ServingBase:
                 adapter=self.adapter(request.model),
                 drafts=bool(request.diffusing),
                 logit_bias=biases,
+                pinned=pinned,
                 **_scoring(
                     prompts,
                     index // choices_per_prompt,
@@ -185,7 +190,12 @@ class ServingBase:
             stream=bool(request.stream),
             include_usage=info.include_usage,
             response_format=response_format,
-            field_names={"max_tokens": prompts.max_tokens_field},
+            field_names={
+                "max_tokens": prompts.max_tokens_field,
+                "decode": "decode",
+                "pins": "pins",
+                "canvas": canvas_field(request),
+            },
         )
 
     def task_context(

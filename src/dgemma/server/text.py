@@ -6,7 +6,6 @@ the control tokens of a prompt.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ from dgemma.tasks.context import TaskContext
 from dgemma.text.chat_template import ChatTemplate
 from dgemma.text.token_texts import TokenTexts
 from dgemma.text.tokenizer import Tokenizer
-
-_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,12 +115,9 @@ class CheckpointText:
         return self._tokenizer.decode(tokens, controls=True)
 
     def token_text(self, token: int) -> TokenText:
-        spelled = self._tokenizer.id_to_token(token) or ""
-        if not self._tokenizer.text_ids([token]):
-            return TokenText(text=spelled, raw=None)
-        text = self._tokenizer.decode([token])
-        byte = _BYTE_PIECE.fullmatch(spelled) if token in self._tokenizer.byte_ids else None
-        return TokenText(text=text, raw=text.encode() if byte is None else bytes.fromhex(byte[1]))
+        raw = self._tokenizer.bytes_of(token)
+        text = (self._tokenizer.id_to_token(token) or "") if raw is None else self._tokenizer.decode([token])
+        return TokenText(text=text, raw=raw)
 
     def compiler(self, served: ServedModel) -> GrammarCompiler:
         return GrammarCompiler(self._tokenizer, served.vocab_size, served.defaults.end_tokens)

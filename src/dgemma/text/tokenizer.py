@@ -32,6 +32,7 @@ _ID_KEYS = {
     "mask_token": "mask",
 }  # fmt: skip
 _BYTE_SHAPE = re.compile(r"<0x..>")
+_BYTE_VALUE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
@@ -145,6 +146,13 @@ class Tokenizer:
         """The vocabulary entry of one id: `▁the`, `<0xE2>`, `<|turn>`; None if it has none."""
         (id_,) = _checked_ids([id_])
         return self._control_names.get(id_) or self._engine.id_to_token(id_)
+
+    def bytes_of(self, id_: int) -> bytes | None:
+        """What one id adds to a text; None for a control, and for an id without a vocabulary entry."""
+        if not self.text_ids([id_]):
+            return None
+        byte = _BYTE_VALUE.fullmatch(self.id_to_token(id_) or "") if id_ in self.byte_ids else None
+        return self.decode([id_]).encode() if byte is None else bytes.fromhex(byte[1])
 
     def encode(self, text: str) -> list[int]:
         """The ids of user text. Never a control token, whatever the text contains."""

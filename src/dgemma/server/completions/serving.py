@@ -53,6 +53,9 @@ _UNSUPPORTED_WITH_SUFFIX: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("decode", "only a canvas can see what follows", ("diffuse",)),
     ("end_tokens", "a gap ends where the suffix begins", ()),
     ("ignore_end", "a gap ends where the suffix begins", (True, False)),
+    ("pins", "the texts around the gap are what is pinned", ([],)),
+    ("canvas", "the texts around the gap are what is given", ()),
+    ("vllm_xargs", "the texts around the gap are what is given", ({},)),
     ("echo", "the client has the texts around the gap", (False,)),
     ("prompt_logprobs", "a gap is chosen among texts of several lengths, not token by token", ()),
 )
