@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 
@@ -58,9 +58,6 @@ from dgemma.text.tokenizer import Tokenizer, has_tokenizer
 from dgemma.trace.recorder import Recorder
 from dgemma.trace.replay import replay
 from dgemma.trace.trace import Trace
-
-if TYPE_CHECKING:
-    pass
 
 
 class GenerateArguments(GenerateOptions, total=False):

@@ -67,7 +67,7 @@ def test_vllms_canvas_is_a_whole_one_and_its_positions_stay() -> None:
     [
         ("diffusion_max_steps", "Give max_denoising_steps."),
         ("diffusion_read_only", "/v1/decisions reads probabilities after one step."),
-        ("diffusion_canvas_length", "it is not a vLLM argument here."),
+        ("diffusion_canvas_length", "Give canvas_len."),
         ("diffusion_constrained", "Give regex, choice or json_schema."),
         ("diffusion_pined", "did you mean 'diffusion_pinned'?"),
     ],

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dgemma.engine.model_runner import log_probs, logit_bias, scan_tokens, split_rows, stack_rows
-from dgemma.engine.sequence import SampleOutput, SequenceState
+from dgemma.engine.sequence import Encoded, SampleOutput, SequenceState
 from dgemma.events import ScoredToken
 from dgemma.model.transformer import Transformer
 from dgemma.sampling.rng import noise_key
@@ -147,6 +147,22 @@ def _scan_tokens(model: Transformer, wanted: Sequence[NextToken], hidden: Tensor
 
 def _state(sequence: SequenceState) -> int:
     return 0 if sequence.constraint_state is None else sequence.constraint_state.state
+
+
+def score_chunk(
+    model: Transformer, sequence: SequenceState, encoded: Encoded, start: int, score_from: int
+) -> None:
+    """Score the token after each of a chunk of the prompt, which begins at `start`, from `score_from` on."""
+    first, stop = max(start, score_from - 1), min(start + len(encoded.hidden), len(sequence.context) - 1)
+    if first >= stop:
+        return
+    hidden, followers = encoded.hidden[first - start : stop - start], sequence.context[first + 1 : stop + 1]
+    output, num_top = sequence.output, sequence.request.prompt_logprobs
+    if num_top is None or output.prompt_logprobs is None:
+        output.scores += score_tokens(model, hidden, followers, first)
+    else:
+        num_top = min(num_top, model.config.vocab_size)
+        output.prompt_logprobs += scored_tokens(model, hidden, followers, first, num_top)
 
 
 def score_tokens(model: Transformer, hidden: Tensor, followers: Sequence[int], begin: int) -> list[float]:

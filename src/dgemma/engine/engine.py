@@ -19,13 +19,7 @@ from torch import Tensor
 from dgemma.engine.batch_runner import BatchRunner, Fault
 from dgemma.engine.canvas_pins import pin_canvas, pinned_log_probs, pinned_tokens
 from dgemma.engine.canvas_store import CanvasStore
-from dgemma.engine.causal_sampling import (
-    draft_tokens,
-    sample_tokens,
-    score_tokens,
-    scored_tokens,
-    verify_drafts,
-)
+from dgemma.engine.causal_sampling import draft_tokens, sample_tokens, score_chunk, verify_drafts
 from dgemma.engine.constraint_state import ConstraintState
 from dgemma.engine.decode_cost import DecodeChooser, DecodeCost
 from dgemma.engine.kv_cache_manager import KVCacheManager
@@ -500,21 +494,11 @@ class Engine:
     ) -> None:
         """Score the token after each token of a chunk. After the last chunk, finish a request that only
         scores."""
-        first, stop = max(scheduled.start, score_from - 1), min(scheduled.stop, len(sequence.context) - 1)
-        if first < stop:
-            hidden = encoded.hidden[first - scheduled.start : stop - scheduled.start]
-            model = self._models[sequence.request.adapter]
-            followers = sequence.context[first + 1 : stop + 1]
-            if sequence.output.prompt_logprobs is None:
-                sequence.output.scores += score_tokens(model, hidden, followers, first)
-            else:
-                num_top = min(sequence.request.prompt_logprobs or 0, self._config.vocab_size)
-                sequence.output.prompt_logprobs += scored_tokens(model, hidden, followers, first, num_top)
+        score_chunk(self._models[sequence.request.adapter], sequence, encoded, scheduled.start, score_from)
         if scheduled.stop < len(sequence.context):
             return
-        if sequence.output.prompt_logprobs is not None:
-            scored = tuple(sequence.output.prompt_logprobs)
-            self._emit(sequence, PromptScored(row=sequence.request.row, logprobs=scored))
+        if (scored := sequence.output.prompt_logprobs) is not None:
+            self._emit(sequence, PromptScored(row=sequence.request.row, logprobs=tuple(scored)))
         if sequence.decode == "score":
             sequence.output.end()
             self._finish(sequence)

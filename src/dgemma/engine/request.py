@@ -186,7 +186,7 @@ def validate_request(
                 f'positions are pinned, and decode is "{params.decode}"; only a canvas can hold pins.',
                 field="decode",
             )
-        pinned.check(config.vocab_size, max_tokens, config.canvas_len)
+        pinned.check(config.vocab_size, max_tokens, canvas_len)
         decode = "diffuse"
     if request.sampler is not None and request.sampler.unmask is not None:
         _check_unmask(request, request.sampler, decode, config, canvas_len)

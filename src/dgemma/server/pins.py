@@ -76,7 +76,7 @@ _OTHER_MEANING = {
     "Give max_denoising_steps",
     "diffusion_read_only": "an answer is returned when its canvas has settled. /v1/decisions reads "
     "probabilities after one step",
-    "diffusion_canvas_length": "it is not a vLLM argument here",
+    "diffusion_canvas_length": "the canvas of a request has a field of its own. Give canvas_len",
     "diffusion_constrained": "constraints are response formats. Give regex, choice or json_schema",
 }
 

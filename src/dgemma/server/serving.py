@@ -152,7 +152,8 @@ class ServingBase:
         if num_prompt_logprobs is not None:
             _check_prompt_logprobs(prompts, info, num_prompt_logprobs)
         params = self.generation_params(request, prompts.max_tokens or None, info.logprobs)
-        pinned = requested_pins(request, self.text, self.served.canvas_len)
+        canvas_len = resolve_canvas_len(self.served.canvas_len, request.canvas_len)
+        pinned = requested_pins(request, self.text, canvas_len)
         if pinned is not None and request.decode is None:
             params = replace(params, decode="diffuse")  # whatever this server's default is
         seed = request_seed(request)
