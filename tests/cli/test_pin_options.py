@@ -16,7 +16,7 @@ from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 
 Capture = pytest.CaptureFixture[str]
-PINS: Any = [{"at": 2, "text": "blue"}, {"at": 8, "any_of": ["a", 70]}]
+PINS: Any = [{"at": 12, "text": "blue"}, {"at": 18, "any_of": ["a", 70]}]
 CANVAS: Any = {"text": "The sea is salt.", "read_only": [[11, 15]]}
 
 
