@@ -1,4 +1,4 @@
-"""Each block of the tutorials runs as it stands there, in order, and prints what follows it.
+"""Each block of the documentation runs as it stands there, in order, and prints what follows it.
 
 A `sh` or `python` block is run; a `text` block directly behind it is what it prints, with `...` for what
 differs. `<!-- not run: reason -->` before a block leaves it out.
@@ -23,9 +23,10 @@ from test_documented_commands import run
 from test_documented_server import PLACE, Reader
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = sorted(path.name for path in (DOCS / "tutorials").glob("*.md"))
+# These run in tests of their own.
+ELSEWHERE = {"server.md", "structured-output.md"}
 # Half a minute of training; the README's blocks, which `make documented` runs, are the same.
-SLOW = {"fine-tune.md"}
+SLOW = {"tutorials/fine-tune.md"}
 BLOCK = re.compile(
     r"(?P<skip><!-- not run: [^>]+ -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```\n"
     r"(?:\n+```text\n(?P<prints>.*?)^```$)?",
@@ -74,22 +75,30 @@ class Follower:
         return "".join(printed_lines)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if IS_FULL or page not in SLOW])
+PAGES = {
+    str(path.relative_to(DOCS)): list(blocks_of(path.read_text())) for path in sorted(DOCS.rglob("*.md"))
+}
+RUN = [page for page, blocks in PAGES.items() if blocks and page not in ELSEWHERE]
+
+
+@pytest.mark.parametrize("page", [page for page in RUN if IS_FULL or page not in SLOW])
 def test_each_block_prints_what_is_written_behind_it(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    blocks = list(blocks_of((DOCS / "tutorials" / page).read_text()))
-    assert len(blocks) >= 3
     checker, wrong = doctest.OutputChecker(), list[str]()
     with ExitStack() as servers:
         follower = Follower(tmp_path, servers, monkeypatch)
-        for block in blocks:
+        for block in PAGES[page]:
             printed = follower.follow(block)
             if block.prints is not None and not checker.check_output(block.prints, printed, FLAGS):
                 wrong.append(f"{block.text}--- prints\n{printed}--- documented\n{block.prints}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_tutorial_has_blocks_that_are_run() -> None:
+    assert all(len(blocks) >= 3 for page, blocks in PAGES.items() if page.startswith("tutorials/"))
 
 
 def test_a_wrong_output_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
