@@ -27,7 +27,7 @@ import httpx2
 
 from benchmarks import record
 from benchmarks.load_server import MODEL, Served, end, served
-from benchmarks.replicas import REQUESTS, address, answer, converse, latencies, streamed
+from benchmarks.replicas import REQUESTS, address, answer, converse, count_others, latencies, streamed
 
 WORKERS = 2
 POLICIES = ("cache_aware", "random", "power_of_two")
@@ -52,9 +52,7 @@ def main() -> None:
         with routing(workers, "cache_aware") as router:
             found = [answer(router, number) for number in range(REQUESTS)]
             findings["requests"] = REQUESTS
-            findings["other_texts_than_the_plain_server"] = sum(
-                one != other for one, other in zip(found, expected, strict=True)
-            )
+            findings["other_texts_than_the_plain_server"] = count_others(found, expected)
             # In turns, so that what else the machine does meets both.
             rounds = [(latencies(workers[0]), latencies(router)) for _ in range(3)]
             findings["plain_s"], findings["routed_s"] = (list(each) for each in zip(*rounds, strict=True))

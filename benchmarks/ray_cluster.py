@@ -30,7 +30,7 @@ import yaml
 from benchmarks import record
 from benchmarks.load_server import BUNDLED, MODEL, served
 from benchmarks.proxy import free_port
-from benchmarks.replicas import REQUESTS, answer, body_of, latencies, streamed
+from benchmarks.replicas import REQUESTS, answer, body_of, count_others, latencies, streamed
 
 CONFIG = Path(__file__).parents[1] / "deploy" / "serve-config.yaml"
 QUOTA = 20  # requests in a minute
@@ -68,10 +68,6 @@ def main() -> None:
         findings["new_configuration"] = deploy_again(application, expected, environment)
         findings["quota"] = spend_quota(application, environment)
     record.write("ray_cluster", findings, args.suffix)
-
-
-def count_others(found: list[str], expected: list[str]) -> int:
-    return sum(one != other for one, other in zip(found, expected, strict=True))
 
 
 def config(port: int, **more: Any) -> dict[str, Any]:

@@ -43,9 +43,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--conversations", type=int, default=50)
+    parser.add_argument("--growth", action="store_true", help="only the last part")
     parser.add_argument("--suffix", default="", help="of the result file's name")
     args = parser.parse_args()
     findings: dict[str, Any] = {"model": MODEL, "replicas": REPLICAS}
+    if args.growth:
+        record.write("replicas", findings | {"more_under_load": grow()}, args.suffix)
+        return
     with served(threads=1) as plain:
         expected = [answer(plain, number) for number in range(REQUESTS)]
         findings["plain_s"] = latencies(plain)
@@ -56,15 +60,14 @@ def main() -> None:
         findings["ray_mb"] = round(sum(p.memory_info().rss for p in processes(server)) / 1e6)
         found = [answer(server, number) for number in range(REQUESTS)]
         findings["requests"] = REQUESTS
-        findings["other_texts_than_the_plain_server"] = sum(
-            one != other for one, other in zip(found, expected, strict=True)
-        )
+        findings["other_texts_than_the_plain_server"] = count_others(found, expected)
         findings["replicas_s"] = latencies(server)
         findings["kills"] = kill_replicas(server, expected, args.kills)
         findings["rolling_replacement"] = replace_all(server, expected)
         findings["prefix_hit_share"] = {"prefix": converse(server, args.conversations)}
     with served((*flags, "--routing", "load"), threads=1, starts_within_s=300, ends_within_s=60) as server:
         findings["prefix_hit_share"]["load"] = converse(server, args.conversations)
+    findings["more_under_load"] = grow()
     record.write("replicas", findings, args.suffix)
 
 
@@ -184,10 +187,39 @@ def replace_all(server: Served, expected: list[str]) -> dict[str, Any]:
     }
 
 
-def answers_on_all(server: Served) -> bool:
-    metrics = httpx2.get(f"{address(server)}/metrics").text
+def grow() -> dict[str, Any]:
+    """Twice as many requests at once as one replica has slots, and what --max-replicas makes of it."""
+    flags = ("--replicas", "1", "--max-replicas", "2", "--max-num-seqs", "4")
+    with served(flags, threads=1, starts_within_s=300, ends_within_s=60) as server:
+        expected = [answer(server, number) for number in range(8)]
+        before, began = slots(server), time.perf_counter()
+        wrong = asked = 0
+        with ThreadPoolExecutor(8) as pool:
+            while slots(server) == before and time.perf_counter() - began < _TIMEOUT_S:
+                found = list(pool.map(lambda number: answer(server, number), range(8)))
+                asked += len(found)
+                wrong += count_others(found, expected)
+        return {
+            "slots_before": before,
+            "slots_after": slots(server),
+            "seconds": round(time.perf_counter() - began, 1),
+            "requests": asked,
+            "other_texts": wrong,
+        }
+
+
+def count_others(found: list[str], expected: list[str]) -> int:
+    return sum(one != other for one, other in zip(found, expected, strict=True))
+
+
+def slots(server: Served) -> int:
+    metrics = httpx2.get(f"{address(server)}/metrics", timeout=_TIMEOUT_S).text
     (line,) = (line for line in metrics.splitlines() if line.startswith("dgemma_slots "))
-    return float(line.split()[1]) >= 16 * REPLICAS
+    return int(float(line.split()[1]))
+
+
+def answers_on_all(server: Served) -> bool:
+    return slots(server) >= 16 * REPLICAS
 
 
 def converse(server: HasPort, count: int) -> float:
