@@ -152,7 +152,7 @@ def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "zeros.png"
     with file.open("wb") as sparse:
         sparse.truncate(1 << 40)
-    with pytest.raises(InputError, match=r"has 1,099,511,627,776 bytes; at most"):
+    with pytest.raises(InputError, match=r"image .*zeros\.png has 1,099,511,627,776 bytes; at most"):
         decode_image(file)
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dgemma.cli.images import add_image_arguments, content_of, image_options, read_image
 from dgemma.cli.options import (
     add_generation_arguments,
     add_response_format_arguments,
@@ -38,6 +40,7 @@ EXAMPLES = (
 COMMANDS = {
     "/new": "start over",
     "/seed N": "the seed of the answers to come; without N each draws its own",
+    "/image PATH": "an image for the next question",
     "/system TEXT": "system text from now on; without TEXT none",
     "/regenerate": "another answer to the last question",
     "/stats": "tokens, seconds and steps of the last answer",
@@ -58,11 +61,14 @@ _HELP_PAGE = "\n".join(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, bundled:text, or a hub name")
     add_generation_arguments(parser)
+    add_image_arguments(parser)
     add_response_format_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     options = generation_options(args)
+    of_images = image_options(args)
+    images = [checked_path(path, "--image") for path in args.image or ()]
     response_format = response_format_options(args, reads_stdin=True)
     lm = load_model(args)
     if not lm.has_chat_template:
@@ -74,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
         response_format=response_format,
         thinking=args.thinking,
         with_stats=args.stats,
+        images=images,
+        image_options=of_images,
     )
     keep_undecodable_input()
     typed = sys.stdin.isatty()
@@ -120,14 +128,18 @@ class Conversation:
         response_format: dict[str, Any] | None = None,
         thinking: bool = False,
         with_stats: bool = False,
+        images: Sequence[str] = (),
+        image_options: dict[str, Any] | None = None,
     ) -> None:
         self.lm = lm
         self.options = options
         self.system = system
         self.response_format = response_format or {}  # of every answer
+        self.image_options = image_options or {}
         self.thinking = thinking
         self.with_stats = with_stats
         self.turns: list[dict[str, Any]] = []
+        self._images = list(images)  # paths, for the next question
         self._saved: set[Path] = set()
         self._last: Answer | None = None
 
@@ -144,7 +156,8 @@ class Conversation:
         if line.startswith("/"):
             self._run_command(*line.strip().partition(" ")[::2])
         elif line.strip():
-            return self._answer(line.strip())
+            images, self._images = self._images, []
+            return self._answer(content_of(images, line.strip()))
         return True
 
     def _regenerate(self) -> bool:
@@ -165,8 +178,8 @@ class Conversation:
             self.turns = before
         return finished
 
-    def _answer(self, line: str) -> bool:
-        turn = {"role": "user", "content": line}
+    def _answer(self, content: str | list[dict[str, Any]]) -> bool:
+        turn = {"role": "user", "content": content}
         view = open_answer_view(self.lm, self.options)
         text, answer = show_answer(
             view,
@@ -176,6 +189,7 @@ class Conversation:
                 drafts=view.live,
                 **self.options,
                 **self.response_format,
+                **self.image_options,
             ),
         )
         self._last = answer or self._last
@@ -191,13 +205,16 @@ class Conversation:
     def _run_command(self, command: str, rest: str) -> None:
         rest = rest.strip()
         if command == "/new":
-            self.turns = []
+            self.turns, self._images = [], []
             self._notify("a new conversation")
         elif command == "/seed":
             self._set_seed(rest)
         elif command == "/system":
             self.system = rest or None
             self._notify("the system text applies from now on" if rest else "no system text")
+        elif command == "/image":
+            self._images.append(checked_path(rest, command))
+            self._notify(f"{len(self._images)} with the next question")
         elif command == "/stats":
             if self._last is None:
                 raise InputError("/stats needs an answer first.")
@@ -264,12 +281,27 @@ class Conversation:
         print(notice, file=sys.stderr)
 
 
+def checked_path(path: str, name: str) -> str:
+    """The whole path of an image that can be read. It is read anew at each turn, as /save keeps the path."""
+    if not path:
+        raise InputError(f"{name} needs the path of a file: {name} PATH")
+    read_image(path, name)
+    return str(Path(path).expanduser().absolute())
+
+
 def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.get("role") in ("system", "user", "assistant")
-        and isinstance(value.get("content"), str)
-    )
+    if not isinstance(value, dict) or value.get("role") not in ("system", "user", "assistant"):
+        return False
+    content = value.get("content")
+    if value["role"] == "user" and isinstance(content, list):
+        return bool(content) and all(map(_is_part, content))
+    return isinstance(content, str)
+
+
+def _is_part(value: Any) -> bool:
+    """A text, or an image by its path."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    return kind in ("text", "image") and value.keys() == {"type", kind} and isinstance(value[kind], str)
 
 
 def _enable_editing() -> None:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from dgemma.cli.images import add_image_arguments, content_of, image_options, read_images
 from dgemma.cli.options import (
     add_generation_arguments,
     add_pin_arguments,
@@ -39,6 +40,7 @@ EXAMPLES = (
     '  dgemma generate MODEL "Why is the sky blue?" --stats\n'
     "  dgemma generate MODEL --raw --seed 7 < beginning.txt > continued.txt\n"
     '  dgemma generate MODEL "Three primes, please." --json\n'
+    '  dgemma generate MODEL "What is this?" --image photo.jpg\n'
     '  dgemma generate MODEL "Is 7 a prime?" --choice yes --choice no\n'
     '  dgemma generate MODEL "A user, please." --json-schema user.schema.json\n'
     """  dgemma generate MODEL "Is 7 a prime?" --pins '[{"at": 0, "text": "Yes, because"}]'"""
@@ -55,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes that compute the model together, each with a part of its weights (default: 1)",
     )  # fmt: skip
     add_generation_arguments(parser)
+    add_image_arguments(parser)
     add_response_format_arguments(parser)
     add_pin_arguments(parser)
 
@@ -62,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_model(args.model, args.prompt, "generate")
     options = generation_options(args)
+    args.image_options, args.images = image_options(args), read_images(args.image)
     response_format = response_format_options(args, reads_stdin=args.prompt in (None, "-"))
     response_format |= pin_options(args)
     if is_helper(args.tensor_parallel):
@@ -90,7 +94,10 @@ def _answer(
     view = PlainView(io.StringIO()) if args.json else open_answer_view(lm, options)
     with recording(lm, args.trace, "generate"):
         _, answer = show_answer(
-            view, lambda: _start(lm, prompt, args, {**options, **response_format, "drafts": view.live})
+            view,
+            lambda: _start(
+                lm, prompt, args, {**options, **response_format, **args.image_options, "drafts": view.live}
+            ),
         )
     if answer is None:
         print("dgemma generate: interrupted", file=sys.stderr)
@@ -122,10 +129,11 @@ def _start(
 ) -> Iterator[Event]:
     if lm.has_chat_template and not args.raw:
         system = [{"role": "system", "content": args.system}] if args.system else []
-        messages = [*system, {"role": "user", "content": prompt}]
+        messages = [*system, {"role": "user", "content": content_of(args.images, prompt)}]
         return lm.stream_chat(messages, thinking=args.thinking, **options)
     for name in ("system", "thinking"):
         if getattr(args, name):
             why = "--raw leaves it out" if args.raw else "this checkpoint has none"
             raise InputError(f"--{name} needs the chat template, and {why}. Drop --{name}.")
-    return lm.stream(prompt, **options)
+    images = {"images": args.images} if args.images else {}
+    return lm.stream(prompt, **images, **options)

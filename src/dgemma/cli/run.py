@@ -28,6 +28,7 @@ from dgemma.checkpoint.hub import (
 from dgemma.checkpoint.parameter_count import count_parameters
 from dgemma.checkpoint.source import read_config
 from dgemma.cli import chat, generate
+from dgemma.cli.images import add_image_arguments, read_images
 from dgemma.cli.options import (
     add_generation_arguments,
     add_pin_arguments,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "examples:\n"
     f'  dgemma run {EXAMPLE_NAME} "Why is the sky blue?"\n'
+    f'  dgemma run {EXAMPLE_NAME} "What is this?" --image photo.jpg\n'
     "  dgemma run bundled:text\n"
     f"  dgemma run {EXAMPLE_NAME} --format int4"
 )
@@ -78,12 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
     parser.set_defaults(tensor_parallel=1)
     add_generation_arguments(parser)
+    add_image_arguments(parser)
     add_response_format_arguments(parser)
     add_pin_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     check_model(args.model, args.prompt, "run")
+    read_images(args.image)  # before weights are fetched
     is_chat = args.prompt is None and sys.stdin.isatty() and not args.raw and not args.json
     if pin_options(args) and is_chat:
         raise InputError("--pins and --canvas are of one answer; give the prompt too.")

@@ -79,7 +79,13 @@ def decode_image(source: bytes | Path | Image, *, limits: ImageLimits | None = N
         image = source
         _check_size(image.size, limits)
         return _decoded(lambda: _pixels_of(image, is_ours=False))
-    content = read_image_file(source, limits) if isinstance(source, Path) else source
+    if isinstance(source, Path):
+        try:
+            return decode_image(read_image_file(source, limits), limits=limits)
+        except InputError as error:
+            rule = str(error).removeprefix("image ")
+            raise InputError.about("image", f"{source} {rule}", code=error.code) from None
+    content = source
     if not isinstance(content, bytes):
         raise InputError.about(
             "image", f"is of type {type(content).__name__}; give bytes, a Path, or an image of Pillow."
@@ -112,12 +118,12 @@ def read_image_file(path: Path, limits: ImageLimits) -> bytes:
     try:
         facts = path.stat()
         if not stat.S_ISREG(facts.st_mode):
-            raise InputError.about("image", f"{path} is not a file; give the path of an image file.")
+            raise InputError.about("image", "is not a file; give the path of an image file.")
         if facts.st_size > limits.max_bytes:
             raise too_many_bytes(facts.st_size, limits)
         return path.read_bytes()
     except OSError as error:
-        raise InputError.about("image", f"{path} cannot be read: {error.strerror}.") from None
+        raise InputError.about("image", f"cannot be read: {error.strerror}.") from None
 
 
 def image_format(head: bytes, limits: ImageLimits) -> str:
