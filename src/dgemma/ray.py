@@ -191,7 +191,7 @@ def deployment(
 
     version: another one replaces all replicas, one after another, as other arguments would.
     """
-    threads, most = options.threads, settings.max_replicas or settings.replicas
+    threads, most = options.threads, settings.most_replicas
     if on_this_machine:
         threads = threads or max(1, choose_threads() // most)
         settings = replace(settings, memory_fraction=settings.memory_fraction / most)

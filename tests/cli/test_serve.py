@@ -117,6 +117,19 @@ def test_flags_and_variables_reach_the_model_the_engine_and_the_server(
     assert (settings.api_keys, settings.drain_timeout_s) == (("k",), 7.0)
 
 
+@pytest.mark.parametrize("flags", ["--replicas 2", "--max-replicas 2", "--replicas 1 --max-replicas 2"])
+def test_more_than_one_replica_is_for_ray(
+    model: FakeModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "dgemma.ray", None)  # as if it could not be imported
+    status, err = said(capsys, "tiny", "--port", "0", *flags.split())
+    assert (status, model.loads) == (2, [])
+    assert "pip install 'dgemma[ray]'" in err
+    status, err = said(capsys, "tiny", "--port", "0", "--tensor-parallel", "2", *flags.split())
+    assert status == 2
+    assert "tensor_parallel is 2 with 2 replicas" in err
+
+
 def test_without_flags_the_defaults_are_those_of_the_documentation(
     model: FakeModel, served: list[Settings], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         listener = None if helps else stack.enter_context(listen(settings.host, settings.port))
         check_fit(args.model, settings)
         configure_log(sys.stderr, settings.log_format)
-        if settings.replicas > 1:
+        if settings.most_replicas > 1:
             return _serve_replicas(args.model, options, settings, listener)
         ranks = stack.enter_context(
             joined_ranks(args.model, settings.tensor_parallel, options.device, args.arguments)
@@ -104,7 +104,7 @@ def _serve_replicas(model: str, options: LoadOptions, settings: Settings, listen
     if settings.tensor_parallel > 1:
         raise InputError.about(
             "tensor_parallel",
-            f"is {settings.tensor_parallel} with {settings.replicas} replicas; give one of them.",
+            f"is {settings.tensor_parallel} with {settings.most_replicas} replicas; give one of them.",
         )
     try:
         from dgemma.ray import LocalReplicas

@@ -202,6 +202,10 @@ class Settings:
         return bool(self.api_keys) or self.api_key_file is not None
 
     @property
+    def most_replicas(self) -> int:
+        return self.max_replicas or self.replicas
+
+    @property
     def is_loopback(self) -> bool:
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
