@@ -125,13 +125,19 @@ def versions(oracle: DiffusionGemmaForBlockDiffusion) -> list[Any]:
 
 def new_calm_oracle(case: Case) -> DiffusionGemmaForBlockDiffusion:
     oracle = new_oracle(case)
-    with torch.no_grad():
-        for name, tensor in oracle.named_parameters():
-            if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
-                tensor *= 0.5  # at 0.2 nine of ten tokens would copy the noise they started from
-            if name.endswith("self_conditioning.down_proj.weight"):
-                tensor *= 0.3
+    calm(oracle)
     return oracle
+
+
+@torch.no_grad()
+def calm(oracle: DiffusionGemmaForBlockDiffusion) -> None:
+    for name, tensor in oracle.named_parameters():
+        if "vision" in name:
+            continue
+        if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
+            tensor *= 0.5  # at 0.2 nine of ten tokens would copy the noise they started from
+        if name.endswith("self_conditioning.down_proj.weight"):
+            tensor *= 0.3
 
 
 def new_oracle(case: Case) -> DiffusionGemmaForBlockDiffusion:

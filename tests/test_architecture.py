@@ -29,7 +29,7 @@ PACKAGES: dict[str, set[str]] = {
     "sampling": {"errors", "params", "kernels"},
     "text": {"errors", "events", "worker_process", "images", "gguf_file"},
     "structured_output": {"errors", "text"},
-    "checkpoint": {"errors", "durable_files", "machine", "model", "gguf_file"},
+    "checkpoint": {"errors", "durable_files", "machine", "model", "images", "gguf_file"},
     "engine": {
         "errors", "params", "events", "machine", "model", "sampling", "text", "structured_output", "images",
     },
@@ -96,7 +96,7 @@ TORCH_FREE = [
     "training/data/text_windows.py", "__init__.py", "bench/server_bench.py", "bench/server_client.py",
     "bench/devices.py", "bench/predict.py", "bench/predict_page.py",
     "checkpoint/bundled.py", "engine/block_pool.py", "engine/prefix_cache.py", "engine/kv_cache_manager.py",
-    "engine/scheduler.py", "engine/service.py", "engine/request.py",
+    "engine/scheduler.py", "engine/service.py", "engine/request.py", "engine/request_images.py",
     *(str(f.relative_to(SOURCE)) for p in TORCH_FREE_PACKAGES for f in (SOURCE / p).rglob("*.py")),
 ]  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))

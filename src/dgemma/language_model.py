@@ -10,13 +10,14 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, overload
 
 import torch
 
 from dgemma.checkpoint.adapter import load_adapter, save_adapter
 from dgemma.checkpoint.adapter_source import open_adapter
 from dgemma.checkpoint.fingerprint import file_fingerprint, fingerprint
+from dgemma.checkpoint.image_settings import read_image_settings
 from dgemma.checkpoint.save import save
 from dgemma.checkpoint.source import CheckpointSource, read_generation_config
 from dgemma.engine.local import LocalEngine
@@ -36,6 +37,7 @@ from dgemma.forms.extraction import (
     read_record_types,
 )
 from dgemma.forms.record_types import RecordTypes
+from dgemma.images.prompt import ImageMarks, ImagePrompt, ModelImages, read_message_images, text_only
 from dgemma.machine import inspect_machine, package_versions
 from dgemma.model.block_diffusion import BlockDiffusionModel
 from dgemma.model.lora import LoraSettings, attach, detach, has_adapter, merged
@@ -59,6 +61,14 @@ from dgemma.trace.recorder import Recorder
 from dgemma.trace.replay import replay
 from dgemma.trace.trace import Trace
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from dgemma.images.decode import RgbImage
+
+ImageSource: TypeAlias = "RgbImage | Image | bytes | Path | str"
+"""An image that a caller gives: a path, the bytes of a file, or an image of Pillow."""
+
 
 class GenerateArguments(GenerateOptions, total=False):
     """Keyword arguments of `LanguageModel.generate`, which explains them."""
@@ -66,6 +76,8 @@ class GenerateArguments(GenerateOptions, total=False):
     seeds: Sequence[int] | None
     preset: str | None
     sampler: Sampler | None
+    images: Sequence[ImageSource]
+    max_image_tokens: int | None
 
 
 class LanguageModel(BlockDiffusionModel):
@@ -202,6 +214,25 @@ class LanguageModel(BlockDiffusionModel):
         except InputError as error:
             raise CheckpointError(f"{self._source.path}: generation_config.json: {error}") from None
 
+    @cached_property
+    def images(self) -> ModelImages | None:
+        """How images become prompts of this model; None: it reads text only."""
+        vision, source = self.config.vision, self._source
+        if vision is None:
+            return None
+        settings = read_image_settings(None if source is None else source.path, vision)
+        return ModelImages(settings, ImageMarks(vision.image_token, vision.begin_token, vision.end_token))
+
+    def _with_images(
+        self, prompt: tuple[int, ...], images: Sequence[ImageSource], budget: int | None
+    ) -> ImagePrompt:
+        if not images:
+            return ImagePrompt(prompt)
+        if self.images is None:
+            raise text_only("images", "are given")
+        bos = self.tokenizer.bos_id if self.has_tokenizer else None
+        return self.images.prompt(prompt, images, budget=budget, bos=bos)
+
     def token_texts(self, tokens: Sequence[int]) -> list[str]:
         """The text each token adds; a token that ends within a character adds none."""
         detokenizer = Detokenizer(self.tokenizer)
@@ -233,10 +264,14 @@ class LanguageModel(BlockDiffusionModel):
         seeds: Sequence[int] | None = None,
         preset: str | None = None,
         sampler: Sampler | None = None,
+        images: Sequence[ImageSource] = (),
+        max_image_tokens: int | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Answer | list[Answer]:
         """Continue a text, or a list of texts in one batch. Token ids are taken as they are.
 
+        images: of one prompt. They come first, or where token ids have an image token for each.
+        max_image_tokens: for each image, 70 to 1120, in place of the checkpoint's budget.
         seeds: one per prompt of a list; with `seed=n` alone, prompt i takes n + i.
         preset: "fast", "balanced" or "thorough". sampler: your own, in place of the options'.
         options: the fields of `dgemma.GenerationParams`, and one response format: `regex`, `choice` (a list
@@ -245,7 +280,10 @@ class LanguageModel(BlockDiffusionModel):
         allowed ones. canvas: what its canvases start from (`dgemma.StartingCanvas`), or a text.
         """
         prompts, is_list = read_prompts(prompt, self._text_ids)
-        events = self._run(prompts, seeds, preset, sampler, dict(options), drafts=False)
+        if images and len(prompts) > 1:
+            raise InputError.about("images", f"are given with {len(prompts)} prompts; give them with one.")
+        placed = [self._with_images(prompt, images, max_image_tokens) for prompt in prompts]
+        events = self._run(placed, seeds, preset, sampler, dict(options), drafts=False)
         answers = {e.row: e.answer for e in events if isinstance(e, Finish)}
         return [answers[row] for row in range(len(prompts))] if is_list else answers[0]
 
@@ -256,13 +294,16 @@ class LanguageModel(BlockDiffusionModel):
         drafts: bool = True,
         preset: str | None = None,
         sampler: Sampler | None = None,
+        images: Sequence[ImageSource] = (),
+        max_image_tokens: int | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Iterator[Event]:
         """Like `generate` for one prompt: `Draft` per step, `Commit` per canvas, `Finish` at the end."""
         prompts, is_list = read_prompts(prompt, self._text_ids)
         if is_list:
             raise InputError("prompt is a list of prompts; stream takes one. Use generate for a batch.")
-        return self._run(prompts, None, preset, sampler, dict(options), drafts=drafts)
+        placed = [self._with_images(prompts[0], images, max_image_tokens)]
+        return self._run(placed, None, preset, sampler, dict(options), drafts=drafts)
 
     def chat(
         self,
@@ -273,9 +314,16 @@ class LanguageModel(BlockDiffusionModel):
         thinking: bool = False,
         preset: str | None = None,
         sampler: Sampler | None = None,
+        max_image_tokens: int | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Answer:
         """Answer a conversation through the checkpoint's chat template.
+
+        >>> parts = [{"type": "image", "image": "photo.jpg"}, {"type": "text", "text": "What is this?"}]
+        >>> lm.chat([{"role": "user", "content": parts}]).text
+
+        An image is a path, the bytes of a file, or an image of Pillow.
+        max_image_tokens: for each image, 70 to 1120, in place of the checkpoint's budget.
 
         Give the whole conversation at each turn; the prefix cache keeps what earlier turns computed.
         A thought may come before an answer constrained by `regex`, `choice`, `json_schema` or `json_object`.
@@ -289,6 +337,7 @@ class LanguageModel(BlockDiffusionModel):
             drafts=False,
             preset=preset,
             sampler=sampler,
+            max_image_tokens=max_image_tokens,
             **options,
         )
         return next(event.answer for event in events if isinstance(event, Finish))
@@ -303,18 +352,24 @@ class LanguageModel(BlockDiffusionModel):
         drafts: bool = True,
         preset: str | None = None,
         sampler: Sampler | None = None,
+        max_image_tokens: int | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Iterator[Event]:
         """Like `chat`, as a stream of events."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        prompt = self.chat_template.render(messages, tools=tools, enable_thinking=thinking)
+        prompt = self.chat_template.render_with_images(
+            read_message_images(messages),
+            prepare=None if self.images is None else partial(self.images.patches, budget=max_image_tokens),
+            tools=tools,
+            enable_thinking=thinking,
+        )
         wanted: dict[str, Any] = dict(options)
         response_format = pop_response_format(wanted)
         if tool_choice not in ("auto", "required"):
             raise InputError(f"tool_choice is {tool_choice!r}; it must be auto or required.")
         calls = tool_call_format(tools or (), required=tool_choice == "required", text_format=response_format)
-        run = partial(self._run, [tuple(prompt)], None, preset, sampler, wanted, drafts=drafts)
+        run = partial(self._run, [prompt], None, preset, sampler, wanted, drafts=drafts)
         return run(thinks=thinking, response_format=calls or response_format)
 
     # Traces
@@ -510,7 +565,7 @@ class LanguageModel(BlockDiffusionModel):
 
     def _run(
         self,
-        prompts: Sequence[tuple[int, ...]],
+        prompts: Sequence[ImagePrompt],
         seeds: Sequence[int] | None,
         preset: str | None,
         sampler: Sampler | None,
@@ -532,7 +587,8 @@ class LanguageModel(BlockDiffusionModel):
             self.tokenizer  # noqa: B018  (without one there is no text to stop at: say so)
         requests = [
             EngineRequest(
-                prompt=prompt,
+                prompt=prompt.tokens,
+                images=prompt.images,
                 seed=seed,
                 params=params,
                 row=row,

@@ -9,6 +9,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -117,8 +118,8 @@ grow, first_seen = KVCacheManager.extend, KVCacheManager._first_visible
 remove = Scheduler.remove
 
 
-def forget_root(self: BlockHashChain, block_size: int, root: bytes = b"") -> None:
-    init_chain(self, block_size)
+def forget_root(self: BlockHashChain, block_size: int, root: bytes = b"", images: Any = ()) -> None:
+    init_chain(self, block_size, images=images)
 
 
 def forget_what_is_before(self: BlockHashChain, tokens: Sequence[int]) -> None:

@@ -29,8 +29,8 @@ from dgemma.images.preprocess import (
     resized_size,
 )
 from images.test_decode import encoded, noise
+from random_image import random_image
 from sizes import cases
-from vision_oracle import random_image
 
 SIZES = [
     (1, 1),

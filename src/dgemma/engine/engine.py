@@ -194,6 +194,7 @@ class Engine:
         entry = QueuedRequest(
             request_id=request_id,
             tokens=request.prompt,
+            images=request.images,
             max_len=validated.max_len,
             root=request.cache_root,
             # A cached token has no hidden state to score the next one from.
@@ -338,7 +339,8 @@ class Engine:
                     noise[0, : len(sequence.leftover)] = torch.tensor(sequence.leftover, device=self._device)
                 self._canvases.write([scheduled.slot], open_canvas(noise), None)
                 pasts[sequence.canvas_len][scheduled.slot] = canvas
-            chunks.append(PromptChunk(tokens, self._store.read(table), canvas))
+            images = sequence.images_from(scheduled.start, scheduled.stop)
+            chunks.append(PromptChunk(tokens, self._store.read(table), canvas, images))
         canvases = []
         for canvas_len, own in pasts.items():
             state, soft = self._canvases.read(list(own), canvas_len)

@@ -141,7 +141,7 @@ class KVCacheManager:
         for index in range(0 if tail else table.num_added, complete):
             self.prefix_cache.add_block(table.chain.hashes[index], table.full[index])
         table.num_added = complete
-        if not tail:
+        if not tail or table.chain.image_around(complete * self.block_size) is not None:
             return
         indices = range(max(0, self._first_visible(complete * self.block_size)), complete)
         if complete and all(index in table.window for index in indices):

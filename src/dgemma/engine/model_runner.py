@@ -17,9 +17,10 @@ from torch import Tensor
 
 from dgemma.engine.sequence import Encoded, SampleOutput, SequenceState
 from dgemma.events import LogProbs
+from dgemma.images.preprocess import PlacedImage
 from dgemma.model.config import ModelConfig
 from dgemma.model.kv_cache import PastKeysValues, join_rows
-from dgemma.model.transformer import DenoiseInput, EncodeInput, Transformer
+from dgemma.model.transformer import DenoiseInput, EncodeInput, SoftImage, Transformer
 from dgemma.params import GenerationParams
 from dgemma.sampling.constrained import CanvasConstraint, scan_constrained
 from dgemma.sampling.pinned import (
@@ -52,6 +53,7 @@ class PromptChunk:
     past: PastKeysValues
     # The past of the canvas that follows and is denoised in the same forward; it has a gap for `tokens`.
     canvas: PastKeysValues | None = None
+    images: tuple[PlacedImage, ...] = ()  # each among `tokens` as a whole
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ def forward(
         for number, (row, skip, count) in enumerate(zip(rows, lead, counts, strict=True)):
             tokens[number, skip : skip + count] = torch.tensor(row.tokens)
         context = join_rows([row.past for row in rows], device, [row.canvas for row in rows])
-        parts.append(EncodeInput(tokens.to(device), context, lead, counts))
+        images = tuple(tuple(soft_image(model, image) for image in row.images) for row in rows)
+        parts.append(EncodeInput(tokens.to(device), context, lead, counts, images=images))
     parts += [DenoiseInput(c.tokens, join_rows(c.pasts, device), c.soft) for c in canvases]
     results = model.forward(parts) if parts else []
     encoded: dict[int, Encoded] = {}
@@ -94,6 +97,14 @@ def forward(
             encoded[i] = Encoded(hidden[number, skips[i] : end], fresh, number, skips[i])
     in_order = [encoded[i] for i in range(len(chunks))]
     return in_order, [hidden for hidden, _ in results[len(groups) :]]
+
+
+def soft_image(model: Transformer, image: PlacedImage) -> SoftImage:
+    """The soft tokens of an image, computed alone: they do not depend on what else is in the batch."""
+    assert model.vision is not None
+    patches = image.patches
+    values = torch.from_numpy(patches.values()).to(model.norm.weight.device)
+    return SoftImage(image.start, model.vision(values, patches.rows, patches.columns))
 
 
 def scan_rows(

@@ -16,6 +16,7 @@ from dgemma.engine.rank_engine import make_engine
 from dgemma.engine.scheduler import SchedulerConfig
 from dgemma.engine.service import ServedModel
 from dgemma.errors import InputError
+from dgemma.images.prompt import ModelImages
 from dgemma.machine import memory_facts
 from dgemma.model.transformer import Transformer
 from dgemma.params import GenerationParams
@@ -32,6 +33,9 @@ class Model(Protocol):
 
     @property
     def generation_defaults(self) -> GenerationParams: ...
+
+    @property
+    def images(self) -> ModelImages | None: ...
 
     def with_adapter(self, adapter: str | Path) -> Model: ...
 
@@ -96,6 +100,7 @@ def open_engine(
         defaults=lm.generation_defaults,
         adapters=tuple(adapters or ()),
         fingerprint=_fingerprint(lm),
+        image_settings=None if lm.images is None else lm.images.settings,
     )
     return AsyncEngine(
         engine,

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from dgemma.engine.block_pool import BlockPool
+from dgemma.images.preprocess import PlacedImage
 
 BLOCK_SIZE = 32  # tokens
 _TOKEN_BYTES = array("q").itemsize
@@ -24,12 +25,16 @@ BlockHash = bytes
 class BlockHashChain:
     """The hashes of a growing sequence's complete blocks."""
 
-    def __init__(self, block_size: int, root: bytes = b"") -> None:
-        """root: what the contents depend on besides the tokens, such as the adapter."""
+    def __init__(self, block_size: int, root: bytes = b"", images: Sequence[PlacedImage] = ()) -> None:
+        """root: what the contents depend on besides the tokens, such as the adapter.
+
+        images: in ascending order. All images have the same tokens, so their digests are hashed, too.
+        """
         self.hashes: list[BlockHash] = []
         self._block_size = block_size
         self._last = hashlib.blake2b(root, digest_size=16).digest()
         self._rest: list[int] = []  # tokens of the incomplete last block
+        self._images = images
 
     def add(self, tokens: Sequence[int]) -> None:
         pending = [*self._rest, *tokens]
@@ -37,11 +42,23 @@ class BlockHashChain:
         contents = array("q", pending[:complete]).tobytes()
         block = self._block_size * _TOKEN_BYTES
         for start in range(0, len(contents), block):
-            self._last = hashlib.blake2b(
-                self._last + contents[start : start + block], digest_size=16
-            ).digest()
+            content = contents[start : start + block] + self._images_in_block(len(self.hashes))
+            self._last = hashlib.blake2b(self._last + content, digest_size=16).digest()
             self.hashes.append(self._last)
         self._rest = pending[complete:]
+
+    def image_around(self, length: int) -> PlacedImage | None:
+        """The image that a prefix of `length` tokens would cut.
+
+        Its tokens attend to all of it, so none of them may be computed without the others.
+        """
+        return next((image for image in self._images if image.start < length < image.stop), None)
+
+    def _images_in_block(self, index: int) -> bytes:
+        """Where the images of a block begin, and their digests."""
+        first, stop = index * self._block_size, (index + 1) * self._block_size
+        found = [image for image in self._images if image.start < stop and first < image.stop]
+        return b"".join(array("q", [image.start]).tobytes() + image.patches.digest for image in found)
 
 
 class PrefixCache:

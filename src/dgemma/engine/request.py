@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dgemma.engine.request_images import check_images
 from dgemma.errors import InputError, suggestion
+from dgemma.images.preprocess import PlacedImage
 from dgemma.model.config import ModelConfig
 from dgemma.params import MAX_LOGPROBS, GenerationParams
 from dgemma.structured_output.constraint import Constraint
@@ -130,6 +132,7 @@ class EngineRequest:
     tenant: str = ""  # whose fair share of the slots it uses
     max_tenant_seqs: int | None = None  # sequences of the tenant that may run at once; None: no limit
     cache_salt: str = ""  # prefixes are reused only by requests of the same salt
+    images: tuple[PlacedImage, ...] = ()  # of the prompt, in ascending order
 
     @property
     def scored_from(self) -> int | None:
@@ -165,6 +168,7 @@ def validate_request(
         known = [name for name in adapters if name is not None]
         raise InputError.about("adapter", f"is {request.adapter!r}{suggestion(str(request.adapter), known)}")
     check_prompt(request.prompt, config.vocab_size, prompt_name)
+    check_images(request.images, config, len(request.prompt))
     params, pinned = request.params, request.pinned
     if request.prompt_logprobs is not None and not 0 <= request.prompt_logprobs <= MAX_LOGPROBS:
         raise InputError.about(

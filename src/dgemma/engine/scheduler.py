@@ -19,6 +19,7 @@ from typing import Any
 
 from dgemma.engine.kv_cache_manager import BlockTable, KVCacheManager
 from dgemma.engine.prefix_cache import BlockHashChain
+from dgemma.images.preprocess import PlacedImage
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class QueuedRequest:
 
     request_id: int
     tokens: Sequence[int]  # of the prompt
+    images: tuple[PlacedImage, ...] = ()  # none is cut: each is computed in one step
     max_len: int  # the most tokens its context may ever hold
     root: bytes = b""  # names the adapter: prefixes are reused only under the same weights
     reusable: int | None = None  # leading tokens that may come from the prefix cache; None: all but one
@@ -82,7 +84,8 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """max_num_seqs: sequences at a time. chunk_size: prompt tokens per step, over all sequences.
+    """max_num_seqs: sequences at a time. chunk_size: prompt tokens per step, over all sequences; an image is
+      read in one step, though it has more.
 
     encode_block: chunks end at its multiples, so that exact mode computes the same bits for any chunk size.
     patience_s: what one step of priority is worth. A request is overtaken only by requests that arrive
@@ -237,7 +240,7 @@ class Scheduler:
 
     def _begin(self, request: QueuedRequest) -> bool:
         """Give a waiting request a slot and blocks -> whether there are enough blocks."""
-        chain = BlockHashChain(self._kv_manager.block_size, request.root)
+        chain = BlockHashChain(self._kv_manager.block_size, request.root, request.images)
         chain.add(request.tokens)
         # The last token is always computed: sampling needs its hidden state.
         reusable = len(request.tokens) - 1
@@ -321,7 +324,12 @@ class Scheduler:
         end = min(running.target, start + budget)
         if end < running.target:
             end = end // self._config.encode_block * self._config.encode_block
-        return min([end, *(stop for stop in self._reuse_points(running) if stop > start)])
+        end = min([end, *(stop for stop in self._reuse_points(running) if stop > start)])
+        image = running.block_table.chain.image_around(end)
+        if image is None or end <= start:
+            return end
+        # A chunk ends before an image or, if it begins with it, after it: then it may exceed the budget.
+        return image.start if image.start > start else image.stop
 
     def _reuse_points(self, running: _Running) -> set[int]:
         """Lengths at which a chunk ends so that others may continue there: ends of complete blocks."""
@@ -329,4 +337,5 @@ class Scheduler:
         # The last token is always computed: of a prompt of complete blocks, the last one is never reused.
         last = 0 if prompt_len % block_size else prompt_len - block_size
         lengths = (*running.request.turns, running.block_table.branch, last)
-        return {length // block_size * block_size for length in lengths}
+        complete = {length // block_size * block_size for length in lengths}
+        return {length for length in complete if running.block_table.chain.image_around(length) is None}

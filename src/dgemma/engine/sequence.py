@@ -13,6 +13,7 @@ from dgemma.engine.decode_cost import DecodeChooser
 from dgemma.engine.output import OutputBuilder
 from dgemma.engine.request import EngineRequest
 from dgemma.events import CanvasStep, Finish, LogProbs, Timings
+from dgemma.images.preprocess import PlacedImage
 from dgemma.model.kv_cache import NewKeysValues, PastKeysValues
 from dgemma.sampling.constrained import CanvasConstraint
 from dgemma.sampling.pinned import CanvasPins
@@ -80,6 +81,10 @@ class SequenceState:
     phase_s: dict[str, float] = field(default_factory=dict)  # seconds by phase
     queue_s: float = 0.0
     first_commit_s: float = 0.0
+
+    def images_from(self, start: int, stop: int) -> tuple[PlacedImage, ...]:
+        """The images of the prompt that begin at positions from `start` to `stop`."""
+        return tuple(image for image in self.request.images if start <= image.start < stop)
 
     @property
     def is_causal(self) -> bool:

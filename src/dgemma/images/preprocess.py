@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dgemma.errors import ConfigError, InputError
@@ -57,6 +57,10 @@ class ImageSettings:
         """Pixels of a side of a soft token."""
         return self.patch_size * self.pooling
 
+    def with_budget(self, max_tokens: int | None) -> ImageSettings:
+        """With a caller's budget; None: the same."""
+        return self if max_tokens is None else replace(self, max_tokens=check_token_budget(max_tokens))
+
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], *, patch_size: int, pooling: int) -> ImageSettings:
         """Read a checkpoint's processor_config.json or preprocessor_config.json.
@@ -85,9 +89,9 @@ class ImagePatches:
 
     rows: int  # of patches
     columns: int
-    pixels: bytes  # uint8 [rows * columns, patch_size * patch_size * 3]
+    pixels: bytes = field(repr=False)  # uint8 [rows * columns, patch_size * patch_size * 3]
     num_tokens: int  # soft tokens, its positions in a prompt
-    digest: bytes  # of the image and of its size in patches: equal digests, equal patches
+    digest: bytes = field(repr=False)  # of the image and of its size in patches: equal digests, equal patches
 
     def values(self) -> NDArray[np.float32]:
         """Pixels from 0 to 1 [rows * columns, patch_size * patch_size * 3]."""

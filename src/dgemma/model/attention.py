@@ -8,7 +8,7 @@ every sum is fixed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -257,6 +257,13 @@ class RowSpan:
     length: int  # tokens already in the context
     first: int  # position of the first token computed now, padding included
     stop: int  # position after the last token that counts
+    # Images whose tokens attend to each other in both directions: first position and the one after the last.
+    # Each is computed now as a whole.
+    images: tuple[tuple[int, int], ...] = ()
+
+    def images_in(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Those with tokens at positions from `start` to `stop`."""
+        return [image for image in self.images if image[0] < stop and start < image[1]]
 
 
 def attend_causal_by_row(spans: tuple[RowSpan, ...], block: int, window: int | None) -> Attend:
@@ -297,12 +304,23 @@ def _keys_in_order(
     return places, block_mask(position, start, block, window)
 
 
-def block_mask(position: Tensor, start: int, block: int, window: int | None) -> Tensor:
-    """The mask of the block of tokens from `start` on over keys at `position` [1, 1, block, keys]."""
+def block_mask(
+    position: Tensor,
+    start: int,
+    block: int,
+    window: int | None,
+    images: Iterable[tuple[int, int]] = (),
+) -> Tensor:
+    """The mask of the block of tokens from `start` on over keys at `position` [1, 1, block, keys].
+
+    The tokens of an image see all of it, whatever the window.
+    """
     query = torch.arange(start, start + block)[:, None]
     seen = position <= query
     if window is not None:
         seen &= position > query - window
+    for first, end in images:
+        seen |= ((first <= query) & (query < end)) & ((first <= position) & (position < end))
     # Padding before the row's length only has to stay finite; its result is discarded.
     seen |= position == query
     return seen[None, None]
@@ -338,20 +356,21 @@ def attend_ragged_causal(
     ) -> Tensor:
         output = torch.zeros_like(query)
         for row, (span, first) in enumerate(zip(spans, firsts, strict=True)):
-            low = _first_key(span.first, block, window)
-            base = min(low, first)
+            last = span.first + query.shape[1]
+            blocks = [(start, min(start + block, last)) for start in range(span.first, span.stop, block)]
+            keys = [_keys_of(span, start, stop, block, window) for start, stop in blocks]
+            base = min(first, *(low for low, _ in keys))
             # Keys that left the sliding window are masked: zeros take their place.
             left_window = key.new_zeros(first - base, *key.shape[2:])
             past, lead = span.length - first, span.length - span.first
             all_k = torch.cat((left_window, past_k[row][:past], key[row, lead:]))
             all_v = torch.cat((left_window, past_v[row][:past], value[row, lead:]))
-            for start in range(span.first, span.stop, block):
-                stop = min(start + block, span.first + query.shape[1])
-                low = _first_key(start, block, window)
-                mask = block_mask(torch.arange(low, stop), start, stop - start, window).to(query.device)
-                seen, at = slice(low - base, stop - base), slice(start - span.first, stop - span.first)
+            for (start, stop), (low, end) in zip(blocks, keys, strict=True):
+                images = span.images_in(start, stop)
+                mask = block_mask(torch.arange(low, end), start, stop - start, window, images)
+                seen, at = slice(low - base, end - base), slice(start - span.first, stop - span.first)
                 output[row, at] = grouped_query_attention(
-                    query[row : row + 1, at], all_k[None, seen], all_v[None, seen], mask
+                    query[row : row + 1, at], all_k[None, seen], all_v[None, seen], mask.to(query.device)
                 )[0]
         for place, (row, canvas) in enumerate(context.canvas_pasts, len(spans)):
             first, span = canvas.firsts[kind], spans[row]
@@ -367,9 +386,15 @@ def attend_ragged_causal(
     return attend
 
 
-def _first_key(start: int, block: int, window: int | None) -> int:
-    """The first key position of the block at `start`: whole blocks, determined by its position alone."""
-    return 0 if window is None else max(0, start - window + 1) // block * block
+def _keys_of(span: RowSpan, start: int, stop: int, block: int, window: int | None) -> tuple[int, int]:
+    """The key positions of the block of tokens from `start` to `stop`.
+
+    They begin with a whole block, and depend on the block's position and the images in it alone.
+    """
+    low, end = (0 if window is None else max(0, start - window + 1)), stop
+    for first, after in span.images_in(start, stop):
+        low, end = min(low, first), max(end, after)
+    return low // block * block, end
 
 
 def attend_ragged_denoising(context: RaggedContext, kind: LayerKind) -> Attend:

@@ -255,14 +255,30 @@ AnyContext = AttentionContext | RaggedContext
 
 
 @dataclass(frozen=True)
+class SoftImage:
+    """An image for a causal pass: its soft tokens take the places of the tokens from position `start` on."""
+
+    start: int
+    soft: Tensor  # [soft tokens, hidden]
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.soft)
+
+
+@dataclass(frozen=True)
 class EncodeInput:
-    """Arguments of `Transformer.encode`: tokens for a causal pass."""
+    """Arguments of `Transformer.encode`: tokens for a causal pass.
+
+    images: only with a `RaggedContext`; each is among `tokens` as a whole.
+    """
 
     tokens: Tensor
     context: AnyContext
     lead: tuple[int, ...] | None = None
     counts: tuple[int, ...] | None = None
     segments: Segments | None = None
+    images: tuple[tuple[SoftImage, ...], ...] | None = None  # of each row
 
 
 @dataclass(frozen=True)
@@ -388,21 +404,37 @@ class Transformer(nn.Module):
         starts = context.lengths - torch.tensor(lead, device=context.lengths.device)
         positions = starts[:, None] + torch.arange(num_tokens, device=tokens.device)
         block = self.execution.encode_block
-        plan = self._plan(
-            PassMode.CAUSAL, positions, self._causal_attention(context, positions, lead, counts), block
-        )
-        return by_block(plan.block, self.embed, tokens), plan
+        images = part.images or ((),) * rows
+        attend = self._causal_attention(context, positions, lead, counts, images)
+        plan = self._plan(PassMode.CAUSAL, positions, attend, block)
+        embedded = by_block(plan.block, self.embed, tokens)
+        for row, own in enumerate(images):
+            first = context.host_lengths[row] - lead[row] if own else 0
+            for image in own:
+                embedded[row, image.start - first : image.stop - first] = image.soft
+        return embedded, plan
 
     def _causal_attention(
-        self, context: AnyContext, positions: Tensor, lead: tuple[int, ...], counts: tuple[int, ...]
+        self,
+        context: AnyContext,
+        positions: Tensor,
+        lead: tuple[int, ...],
+        counts: tuple[int, ...],
+        images: tuple[tuple[SoftImage, ...], ...],
     ) -> dict[LayerKind, Attend]:
         kinds, block = self.config.kinds, self.execution.encode_block
+        assert isinstance(context, RaggedContext) or not any(images)
         if isinstance(context, AttentionContext) and not self.execution.exact:
             masks = {kind: causal_mask(positions, context, kind, self.config.window) for kind in kinds}
             return {kind: self._attend(mask) for kind, mask in masks.items()}
         spans = tuple(
-            RowSpan(length, first=length - skipped, stop=length + count)
-            for length, skipped, count in zip(context.host_lengths, lead, counts, strict=True)
+            RowSpan(
+                length,
+                first=length - skipped,
+                stop=length + count,
+                images=tuple((x.start, x.stop) for x in own) if self.config.sees_whole_images else (),
+            )
+            for length, skipped, count, own in zip(context.host_lengths, lead, counts, images, strict=True)
         )
         if isinstance(context, AttentionContext):
             return {k: attend_causal_by_row(spans, block, self._window(k)) for k in kinds}

@@ -20,8 +20,9 @@ from typing import Any
 
 from dgemma.errors import CheckpointError, InputError
 from dgemma.gguf_file import is_gguf, read_gguf
+from dgemma.images.prompt import ImageMarks, ImagePrompt, PrepareImage, place_images, text_only
 from dgemma.text.json_value import JsonReader
-from dgemma.text.messages import read_messages, read_tools
+from dgemma.text.messages import MessageImage, holds_images, read_messages, read_tools
 from dgemma.text.template_process import TEMPLATES
 from dgemma.text.template_protocol import FIRST_MARK, ReplyKind
 from dgemma.text.tokenizer import Tokenizer, read_object, read_text
@@ -104,6 +105,44 @@ class ChatTemplate:
             )
         )
 
+    def render_with_images(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        prepare: PrepareImage | None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        enable_thinking: bool = False,
+    ) -> ImagePrompt:
+        """The prompt of messages that may hold parts {"type": "image", "image": RgbImage or ImagePatches}.
+
+        prepare: makes the patches of an image, or returns those that are made; None: the model reads text
+          only, and images are refused.
+        """
+        if prepare is None and holds_images(messages):
+            raise text_only("messages", "hold an image")
+        images: list[MessageImage] = []
+        marked = self.render_marked(messages, tools=tools, enable_thinking=enable_thinking, images=images)
+        tokens = self.encode_marked(marked)
+        if not images:
+            return ImagePrompt(tuple(tokens))
+        marks = self.image_marks
+        assert prepare is not None
+        assert marks is not None
+        if tokens.count(marks.image) != len(images):
+            raise InputError.about(
+                "messages",
+                f"hold {len(images)} images, of which this checkpoint's chat template drops some, or writes "
+                "some twice. Send them in user messages.",
+            )
+        return place_images(tokens, [prepare(image) for image in images], marks)
+
+    @property
+    def image_marks(self) -> ImageMarks | None:
+        """The control tokens of images, if the tokenizer has them."""
+        ids = [self._tokenizer.id_of(name) for name in self._tokenizer.image_names]
+        found = [id_ for id_ in ids if id_ is not None]
+        return ImageMarks(*found) if len(found) == len(ids) else None
+
     def render_marked(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -111,12 +150,21 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool = False,
         add_generation_prompt: bool = True,
+        images: list[MessageImage] | None = None,
     ) -> str:
-        """The prompt as text in which each control token is its mark."""
+        """The prompt as text in which each control token is its mark.
+
+        images: takes the images of the messages; None: they are refused.
+        """
         reader = JsonReader()
-        chat = read_messages(messages, reader, for_reply=add_generation_prompt)
+        chat = read_messages(messages, reader, for_reply=add_generation_prompt, images=images)
         declared = read_tools(tools, reader)
         self._refuse_what_would_be_dropped(chat, declared, enable_thinking)
+        takes_images = self.image_marks is not None and self._tokenizer.image_names[0] in self._used
+        if images and not takes_images:
+            raise InputError.about(
+                "messages", "hold an image, but this checkpoint's chat template has no place for images."
+            )
         return self._render_bounded(
             {
                 "messages": chat,

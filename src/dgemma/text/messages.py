@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from dgemma.errors import InputError, error_field, suggestion
+from dgemma.images.decode import RgbImage
+from dgemma.images.preprocess import ImagePatches
 from dgemma.text.json_value import JsonReader
 
 MAX_MESSAGES = 10_000
@@ -27,13 +29,20 @@ _KEYS = {
     "assistant": ("role", "content", "name", "tool_calls", *_REASONING),
     "tool": ("role", "content", "name", "tool_call_id"),
 }
+MessageImage = RgbImage | ImagePatches
+"""The image of a content part: decoded, or cut into patches already."""
 _MEDIA = ("image", "audio", "video", "file")
+_ROLES_WITH_IMAGES = ("user", "tool")
 
 
 @error_field("messages")
-def read_messages(messages: object, reader: JsonReader, *, for_reply: bool) -> list[dict[str, Any]]:
+def read_messages(
+    messages: object, reader: JsonReader, *, for_reply: bool, images: list[MessageImage] | None = None
+) -> list[dict[str, Any]]:
     """Checked copies: roles are system, user, assistant or tool, `content` is a string.
 
+    images: takes the images of all messages, in order; None: they are refused. The content of a message with
+      images is a list of parts, of which those of type "image" hold nothing.
     for_reply: the model answers next, so the last message must not be the assistant's.
     """
     if not isinstance(messages, list | tuple):
@@ -45,7 +54,7 @@ def read_messages(messages: object, reader: JsonReader, *, for_reply: bool) -> l
     chat: list[dict[str, Any]] = []
     calls: dict[str | None, str] | None = None  # the calls a tool message may answer: name by id
     for number, raw in enumerate(messages, start=1):
-        message = _read_message(raw, reader, f"message {number}")
+        message = _read_message(raw, reader, images, f"message {number}")
         match message["role"]:
             case "system" if number > 1:
                 raise InputError(f"message {number} has role 'system'; only the first message may have it.")
@@ -64,14 +73,27 @@ def read_messages(messages: object, reader: JsonReader, *, for_reply: bool) -> l
     return chat
 
 
-def _read_message(raw: object, reader: JsonReader, where: str) -> dict[str, Any]:
+def holds_images(messages: object) -> bool:
+    """Whether there is an image part in messages that are not checked yet."""
+    contents = (
+        [m.get("content") for m in messages if isinstance(m, dict)]
+        if isinstance(messages, list | tuple)
+        else []
+    )
+    parts = [part for content in contents if isinstance(content, list | tuple) for part in content]
+    return any(isinstance(part, dict) and part.get("type") == "image" for part in parts)
+
+
+def _read_message(
+    raw: object, reader: JsonReader, images: list[MessageImage] | None, where: str
+) -> dict[str, Any]:
     message = _present(raw, where)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise InputError(f"{where} has role {_short(role)}; known are {', '.join(ROLES)}{_hint(role, ROLES)}")
     role = ROLES[role]
     _refuse_unknown(message, _KEYS[role], where)
-    checked: dict[str, Any] = {"role": role, "content": _read_content(message, role, reader, where)}
+    checked: dict[str, Any] = {"role": role, "content": _read_content(message, role, reader, images, where)}
     for key in ("name", "tool_call_id"):
         if key in message:
             checked[key] = reader.text(message[key], f"{where}: {key}")
@@ -86,14 +108,36 @@ def _read_message(raw: object, reader: JsonReader, where: str) -> dict[str, Any]
     return checked
 
 
-def _read_content(message: dict[str, Any], role: str, reader: JsonReader, where: str) -> str:
+def _read_content(
+    message: dict[str, Any], role: str, reader: JsonReader, images: list[MessageImage] | None, where: str
+) -> str | list[dict[str, str]]:
     content = message.get("content", [] if role == "assistant" and "tool_calls" in message else None)
     if isinstance(content, str):
         return reader.text(content, f"{where}: content")
     if not isinstance(content, list | tuple):
         kind = "missing or null" if content is None else f"of type {type(content).__name__}"
         raise InputError(f"{where}: content is {kind}; give a string or a list of text parts.")
-    return "".join(_read_part(part, reader, where) for part in content)
+    parts: list[dict[str, str]] = []
+    for part in content:
+        if images is None or not isinstance(part, dict) or part.get("type") != "image":
+            parts.append({"type": "text", "text": _read_part(part, reader, where)})
+            continue
+        if role not in _ROLES_WITH_IMAGES:
+            raise InputError(f"{where} has role {role!r} and an image; only user and tool messages may.")
+        images.append(_read_image_part(part, where))
+        parts.append({"type": "image"})
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _read_image_part(part: dict[str, Any], where: str) -> MessageImage:
+    _refuse_unknown(part, ("type", "image"), f"{where}: an image part")
+    image = part.get("image")
+    if not isinstance(image, RgbImage | ImagePatches):
+        kind = "missing" if image is None else f"of type {type(image).__name__}"
+        raise InputError(f"{where}: the image of an image part is {kind}; give a decoded image.")
+    return image
 
 
 def _read_part(raw: object, reader: JsonReader, where: str) -> str:

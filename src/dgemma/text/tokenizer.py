@@ -138,6 +138,13 @@ class Tokenizer:
     def eos_id(self) -> int | None:
         return self.id_of(self.template_names.get("eos_token", "<eos>"))
 
+    @property
+    def image_names(self) -> tuple[str, str, str]:
+        """The controls of images: in place of each soft token, before an image, and after it."""
+        names = (("image_token", "<|image|>"), ("boi_token", "<|image>"), ("eoi_token", "<image|>"))
+        image, begin, end = (self.template_names.get(key, name) for key, name in names)
+        return image, begin, end
+
     def id_of(self, name: str) -> int | None:
         """The id of a control token such as `<|turn>`, or None."""
         return self.controls.get(name)

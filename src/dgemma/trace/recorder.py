@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dgemma.engine.request import EngineRequest
+from dgemma.errors import InputError
 from dgemma.events import Answer, CanvasStep, Commit, Event, Finish
 from dgemma.trace.trace import (
     Trace,
@@ -83,6 +84,8 @@ class Recorder:
 
 
 def traced_request(request: EngineRequest, number: int) -> TraceRequest:
+    if request.images:
+        raise InputError.about("images", "are given, and a trace cannot hold them. Do not record it.")
     constraint, source = request.constraint, None
     if constraint is not None and constraint.source is not None:
         source = TraceConstraint(source=constraint.source, begin=constraint.begin, end=constraint.end)
