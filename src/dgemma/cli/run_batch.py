@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     require_server_packages()
     from dgemma.server.batch.protocol import BatchRequests, BatchResults
+    from dgemma.server.run import check_files
 
     # All that can be refused is refused before a large model is loaded.
     settings = read_flags(
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         served_model_name=served_name(args.model),
         request_timeout_s=_REQUEST_TIMEOUT_S,
     )
+    check_files(settings)
     options = read_flags(LoadOptions, LOAD_FLAGS, args)
     requests = BatchRequests(Path(args.input), max_line_bytes=settings.max_body_bytes)
     with BatchResults(Path(args.output), requests.ids) as results:

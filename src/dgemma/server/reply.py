@@ -34,7 +34,7 @@ class ChatTurn:
     named_tool: str | None = None  # the tool that must be called; None: any
     parallel_calls: bool = True
     text_format: tuple[str, TextFormat] | None = None  # the field that sets it, and the format
-    thinking: bool = False
+    thinking: bool | None = None  # None: as this server does it
     max_tokens: int | None = None
     max_tokens_field: str = "max_tokens"
     # The client's spelling of the fields that the chat template refuses; others are spelled alike.
@@ -64,7 +64,7 @@ class ReplyServing(ServingBase):
             max_tokens=turn.max_tokens,
             max_tokens_field=turn.max_tokens_field,
         )
-        response_format = reply_format(turn)
+        response_format = reply_format(turn, thinks=self.context.thinking)
         check_end_tokens(request, response_format)
         info = self.generation_info(
             request, prompts, prefix=prefix, logprobs=logprobs, has_tools=turn.tools is not None
@@ -81,14 +81,18 @@ class ReplyServing(ServingBase):
     def prompt(self, turn: ChatTurn) -> tuple[int, ...]:
         """The chat template's token ids."""
         messages = self.context.images.place(turn.messages, turn.spelled("messages"))
+        thinking = self.context.thinking if turn.thinking is None else turn.thinking
         try:
-            return self.text.render_chat(messages, tools=turn.tools, thinking=turn.thinking)
+            return self.text.render_chat(messages, tools=turn.tools, thinking=thinking)
         except InputError as error:
             raise invalid(str(error), turn.spelled(error.field or "messages"), error.code) from None
 
 
-def reply_format(turn: ChatTurn) -> RequestedFormat | None:
-    """The format of the answer: of the text, of tool calls, or of either; None: unconstrained."""
+def reply_format(turn: ChatTurn, *, thinks: bool) -> RequestedFormat | None:
+    """The format of the answer: of the text, of tool calls, or of either; None: unconstrained.
+
+    thinks: whether a turn that does not say so may begin with a thought.
+    """
     must_call, named = turn.must_call, turn.named_tool
     name, text_format = turn.text_format or (None, None)
     tools = [tool for tool in turn.tools or () if named in (None, tool["function"]["name"])]
@@ -102,7 +106,8 @@ def reply_format(turn: ChatTurn) -> RequestedFormat | None:
     if response_format is None:
         return None
     name = "tool_choice" if must_call else name or "tools"
-    return RequestedFormat(response_format=response_format, field=name, thinking=turn.thinking)
+    thinking = thinks if turn.thinking is None else turn.thinking
+    return RequestedFormat(response_format=response_format, field=name, thinking=thinking)
 
 
 def check_named_tool(name: str, known: Sequence[object]) -> None:

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from dgemma.engine.service import EngineDeadError, EngineService
 from dgemma.errors import InputError
 from dgemma.server.app import create_app
+from dgemma.server.defaults import read_defaults
 from dgemma.server.http.auth import read_keys
 from dgemma.server.http.connections import QuietAccept, bounded_protocol
 from dgemma.server.http.log import LOGGER, configure_log
@@ -178,7 +179,8 @@ class DrainingServer(uvicorn.Server):
 
 
 def check_files(settings: Settings) -> None:
-    """Refuse key and certificate files that cannot be used, before a large model is loaded."""
+    """Refuse key and certificate files that cannot be used, and defaults, before a large model is loaded."""
+    read_defaults(settings.defaults)
     if settings.api_key_file is not None:
         read_keys(settings.api_key_file)
     if settings.tls_cert is None:

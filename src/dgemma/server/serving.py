@@ -19,6 +19,7 @@ from dgemma.engine.service import ServedModel
 from dgemma.errors import suggestion
 from dgemma.events import Answer
 from dgemma.params import MAX_LOGPROBS, GenerationParams
+from dgemma.server.defaults import without_presets
 from dgemma.server.http.errors import ApiError, context_too_long, invalid, shown
 from dgemma.server.http.settings import Settings
 from dgemma.server.images import NO_IMAGES, LoadedImages
@@ -51,6 +52,8 @@ class ServingContext:
 
     settings: Settings
     served: ServedModel
+    checkpoint_defaults: GenerationParams  # those of `served` are this server's
+    thinking: bool  # of a chat that does not say
     text: TextService
     compiler: GrammarCompiler
     calibration: Calibration | None = None  # of decisions
@@ -288,12 +291,16 @@ class ServingBase:
                     "end_tokens",
                 )
             options["end_tokens"] = tuple(ends)
+        defaults = self.served.defaults
+        if options["preset"] is not None:
+            defaults = without_presets(defaults, self.context.checkpoint_defaults)
         top_k = logprobs
         if logprobs is not None:
             # The token of a canvas is its argmax. A causal token is sampled: search it in a longer list.
-            top_k = max(1, logprobs) if options["decode"] in (None, "diffuse") else MAX_LOGPROBS
+            is_canvas = (options["decode"] or defaults.decode) == "diffuse"
+            top_k = max(1, logprobs) if is_canvas else MAX_LOGPROBS
         return GenerationParams.make(
-            self.served.defaults,
+            defaults,
             **options,
             max_tokens=max_tokens,
             logprobs=top_k,

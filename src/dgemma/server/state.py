@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from dgemma.engine.service import EngineService
+from dgemma.engine.service import EngineService, ServedModel
 from dgemma.server.compile_pool import CompilePool
+from dgemma.server.defaults import RequestDefaults, read_defaults
 from dgemma.server.http.admission import Admission
 from dgemma.server.http.metrics import Metrics
 from dgemma.server.http.rate_limits import RateLimits
@@ -31,6 +32,7 @@ class ServerState:
     compile_pool: CompilePool = field(init=False)
     images: ImageLoader = field(init=False)
     calibration: Calibration | None = field(init=False)
+    defaults: RequestDefaults = field(init=False)
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -40,16 +42,27 @@ class ServerState:
         self.images = ImageLoader(settings, self.engine.model.image_settings)
         file = self.settings.calibration
         self.calibration = None if file is None else Calibration.load(file)
+        self.defaults = read_defaults(settings.defaults)
+        self.defaults.params(self.engine.model.defaults)  # refuses what does not go with the checkpoint's
+        self.defaults.check_thinking(self.text)
 
     @property
     def serving_context(self) -> ServingContext:
         return ServingContext(
             settings=self.settings,
-            served=self.engine.model,
+            served=self.served,
+            checkpoint_defaults=self.engine.model.defaults,
+            thinking=self.defaults.thinking,
             text=self.text,
             compiler=self.compiler,
             calibration=self.calibration,
         )
+
+    @property
+    def served(self) -> ServedModel:
+        """The engine's model, with this server's defaults."""
+        model = self.engine.model
+        return replace(model, defaults=self.defaults.params(model.defaults))
 
     @property
     def num_active(self) -> int:

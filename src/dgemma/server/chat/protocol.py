@@ -170,10 +170,11 @@ class ChatCompletionRequest(ResponseFormatFields):
     chat_template_kwargs: ChatTemplateKwargs | None = None
 
     @property
-    def thinking(self) -> bool:
+    def thinking(self) -> bool | None:
+        """None: the request does not say."""
         if self.chat_template_kwargs is not None and self.chat_template_kwargs.enable_thinking is not None:
             return self.chat_template_kwargs.enable_thinking
-        return self.reasoning_effort is not None and self.reasoning_effort not in EFFORT_OFF
+        return None if self.reasoning_effort is None else self.reasoning_effort not in EFFORT_OFF
 
     @property
     def token_limit(self) -> int | None:

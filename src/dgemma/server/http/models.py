@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from dgemma.server.defaults import SAMPLING, THINKING
 from dgemma.server.protocol import GenerationFields, ResponseModel
 from dgemma.server.serving import unknown_model
 from dgemma.server.state import ServerState
@@ -38,6 +39,9 @@ class ModelCard(ResponseModel):
     supported_endpoints: list[str]
     supported_features: list[str]
     supported_sampling_parameters: list[str]
+    default_parameters: dict[str, float | int | str | bool | None] = Field(
+        description="Of requests that say nothing of them: the checkpoint's and --default."
+    )
     pricing: ModelPricing
     canvas_length: int
 
@@ -60,7 +64,7 @@ def show_model(state: ServerState, name: str) -> ModelCard:
 
 
 def _describe(state: ServerState, name: str) -> ModelCard:
-    served = state.engine.model
+    served = state.served
     return ModelCard(
         id=name,
         object="model",
@@ -90,6 +94,10 @@ def _describe(state: ServerState, name: str) -> ModelCard:
             "diffusing",
         ],
         supported_sampling_parameters=_SAMPLING,
+        default_parameters={
+            **{name: getattr(served.defaults, name) for name in SAMPLING if name != "preset"},
+            THINKING: state.defaults.thinking,
+        },
         pricing=ModelPricing(prompt="0", completion="0"),
         canvas_length=served.canvas_len,
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from dgemma.errors import InputError
 
@@ -36,6 +38,24 @@ class Adapter:
         if not equals or not path:
             raise InputError(f"adapter is {text!r}; give it as name=path.")
         return cls(name=name, path=Path(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Default:
+    """An option of requests that say nothing of it; `dgemma.server.defaults` checks it."""
+
+    name: str
+    value: Any
+
+    @classmethod
+    def parse(cls, text: str) -> Default:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise InputError(f"default is {text!r}; give it as name=value, such as temperature=0.7.")
+        try:
+            return cls(name=name, value=json.loads(value))
+        except (ValueError, RecursionError):
+            return cls(name=name, value=value)  # a name such as `fast`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +94,8 @@ class Settings:
     # What
     served_model_name: str = "dgemma"
     adapters: tuple[Adapter, ...] = ()
+    defaults: tuple[Default, ...] = ()
+    """For requests that say nothing of an option."""
     calibration: Path | None = None
     """A file that calibrates the probabilities of decisions."""
 

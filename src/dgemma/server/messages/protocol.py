@@ -130,8 +130,11 @@ class MessageFields(RequestModel):
     cache_control: CacheControl | None = None
 
     @property
-    def thinks(self) -> bool:
-        return isinstance(self.thinking, ThinkingEnabled | ThinkingAdaptive)
+    def thinks(self) -> bool | None:
+        """None: the request does not say."""
+        return (
+            None if self.thinking is None else isinstance(self.thinking, ThinkingEnabled | ThinkingAdaptive)
+        )
 
     @property
     def omits_thoughts(self) -> bool:

@@ -124,10 +124,11 @@ class ResponseRequest(ReplyFields):
     stream_options: ResponseStreamOptions | None = None
 
     @property
-    def thinking(self) -> bool:
+    def thinking(self) -> bool | None:
+        """None: the request does not say."""
         options = self.reasoning
         if options is None:
-            return False
+            return None
         return self.has_summary if options.effort is None else options.effort not in EFFORT_OFF
 
     @property

@@ -85,8 +85,9 @@ class TokenizeChatRequest(TokenizeFields):
     chat_template_kwargs: ChatTemplateKwargs | None = None
 
     @property
-    def thinking(self) -> bool:
-        return bool(self.chat_template_kwargs and self.chat_template_kwargs.enable_thinking)
+    def thinking(self) -> bool | None:
+        """None: the request does not say."""
+        return None if self.chat_template_kwargs is None else self.chat_template_kwargs.enable_thinking
 
 
 class DetokenizeRequest(OptionalModel):

@@ -51,8 +51,9 @@ class TokenizeServing(ServingBase):
 
     def _chat_tokens(self, request: TokenizeChatRequest) -> tuple[int, ...]:
         messages = self.context.images.place(request.messages, "messages")
+        thinking = self.context.thinking if request.thinking is None else request.thinking
         try:
-            return self.text.render_chat(messages, tools=request.tools or None, thinking=request.thinking)
+            return self.text.render_chat(messages, tools=request.tools or None, thinking=thinking)
         except InputError as error:
             if error.field == "enable_thinking":
                 raise invalid(str(error), "chat_template_kwargs", error.code) from None
