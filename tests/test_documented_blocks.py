@@ -1,7 +1,7 @@
 """Each block of the documentation runs as it stands there, in order, and prints what follows it.
 
-A `sh` or `python` block is run; a `text` block directly behind it is what it prints, with `...` for what
-differs. `<!-- not run: reason -->` before a block leaves it out.
+A `sh` or `python` block is run; in a tutorial, a `text` block directly behind it is what it prints, with `...`
+for what differs. `<!-- not run: reason -->` before a block leaves it out.
 """
 
 from __future__ import annotations
@@ -92,7 +92,11 @@ def test_each_block_prints_what_is_written_behind_it(
         follower = Follower(tmp_path, servers, monkeypatch)
         for block in PAGES[page]:
             printed = follower.follow(block)
-            if block.prints is not None and not checker.check_output(block.prints, printed, FLAGS):
+            if (
+                page.startswith("tutorials/")
+                and block.prints is not None
+                and not checker.check_output(block.prints, printed, FLAGS)
+            ):
                 wrong.append(f"{block.text}--- prints\n{printed}--- documented\n{block.prints}")
     assert not wrong, "\n".join(wrong)
 
