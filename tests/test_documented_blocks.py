@@ -1,7 +1,7 @@
 """Each block of the documentation runs as it stands there, in order, and prints what follows it.
 
-A `sh` or `python` block is run; in a tutorial, a `text` block directly behind it is what it prints, with `...`
-for what differs. `<!-- not run: reason -->` before a block leaves it out.
+A `sh` or `python` block is run. In a tutorial a `text` block directly behind it is what it prints, with
+`...` for what differs. `<!-- not run: reason -->` before a block leaves it out.
 """
 
 from __future__ import annotations
