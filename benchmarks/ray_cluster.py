@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import secrets
 import subprocess
 import sys
@@ -30,7 +29,7 @@ import yaml
 from benchmarks import record
 from benchmarks.load_server import BUNDLED, MODEL, served
 from benchmarks.proxy import free_port
-from benchmarks.replicas import REQUESTS, answer, body_of, count_others, latencies, streamed
+from benchmarks.replicas import REQUESTS, answer, ask_until, body_of, count_others, latencies, streamed
 
 CONFIG = Path(__file__).parents[1] / "deploy" / "serve-config.yaml"
 QUOTA = 20  # requests in a minute
@@ -147,34 +146,8 @@ def deploy_again(
     application: Application, expected: list[str], environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """Fewer answers at once in each replica: other arguments, so new replicas, while requests run."""
-    rng, asked, began = random.Random(3), [], time.perf_counter()
     deploy(config(application.port, max_num_seqs=8), environment)
-    wrong = failed = 0
-    is_settled, looked = False, 0.0
-    with ThreadPoolExecutor(4) as pool:
-        while not is_settled and time.perf_counter() - began < _WITHIN_S:
-            while sum(not one.done() for one, _ in asked) < 4:
-                number = rng.randrange(REQUESTS)
-                ask = (answer, streamed)[len(asked) % 2]
-                asked.append((pool.submit(ask, application, number), number))
-            if time.perf_counter() - looked > 5:
-                is_settled = statuses(environment) == {"RUNNING", "HEALTHY"}
-                looked = time.perf_counter()
-            time.sleep(0.2)
-        seconds = time.perf_counter() - began
-        for one, number in asked:
-            try:
-                wrong += one.result() != expected[number]
-            except (httpx2.HTTPError, AssertionError) as error:
-                print(f"failed: {error!r}", flush=True)
-                failed += 1
-    return {
-        "seconds": round(seconds, 1),
-        "is_settled": is_settled,
-        "requests": len(asked),
-        "failed": failed,
-        "other_texts": wrong,
-    }
+    return ask_until(lambda: statuses(environment) == {"RUNNING", "HEALTHY"}, application, expected)
 
 
 def spend_quota(application: Application, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import random
 import signal
 import statistics
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -159,17 +160,24 @@ def kill_replicas(server: Served, expected: list[str], count: int) -> dict[str, 
 def replace_all(server: Served, expected: list[str]) -> dict[str, Any]:
     """Requests all the time, while each replica is replaced by a new one."""
     before = {replica.pid for replica in replicas_of(server)}
-    rng, asked, began = random.Random(2), [], time.perf_counter()
     server.process.send_signal(signal.SIGHUP)
+    found = ask_until(
+        lambda: any(entry["event"] == "all replicas are replaced" for entry in server.entries()),
+        server,
+        expected,
+    )
+    return {"new_processes": len({replica.pid for replica in replicas_of(server)} - before), **found}
+
+
+def ask_until(is_done: Callable[[], bool], server: HasPort, expected: list[str]) -> dict[str, Any]:
+    """Four requests at once, every second one a stream, until it is done or time is up."""
+    rng, asked, began = random.Random(2), [], time.perf_counter()
     wrong = failed = 0
     with ThreadPoolExecutor(4) as pool:
-        while time.perf_counter() - began < _TIMEOUT_S:
-            is_done = any(entry["event"] == "all replicas are replaced" for entry in server.entries())
-            while not is_done and sum(not one.done() for one, _ in asked) < 4:
+        while not (done := is_done()) and time.perf_counter() - began < _TIMEOUT_S:
+            while sum(not one.done() for one, _ in asked) < 4:
                 number = rng.randrange(REQUESTS)
                 asked.append((pool.submit((answer, streamed)[len(asked) % 2], server, number), number))
-            if is_done:
-                break
             time.sleep(0.2)
         seconds = time.perf_counter() - began
         for one, number in asked:
@@ -180,7 +188,7 @@ def replace_all(server: Served, expected: list[str]) -> dict[str, Any]:
                 failed += 1
     return {
         "seconds": round(seconds, 1),
-        "new_processes": len({replica.pid for replica in replicas_of(server)} - before),
+        "is_done": done,
         "requests": len(asked),
         "failed": failed,
         "other_texts": wrong,
