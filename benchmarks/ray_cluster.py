@@ -147,7 +147,13 @@ def deploy_again(
 ) -> dict[str, Any]:
     """Fewer answers at once in each replica: other arguments, so new replicas, while requests run."""
     deploy(config(application.port, max_num_seqs=8), environment)
-    return ask_until(lambda: statuses(environment) == {"RUNNING", "HEALTHY"}, application, expected)
+    seen: list[bool] = []
+
+    def is_replaced() -> bool:
+        seen.append(statuses(environment) == {"RUNNING", "HEALTHY"})
+        return seen[-1] and not all(seen)  # it was not, and is again
+
+    return ask_until(is_replaced, application, expected)
 
 
 def spend_quota(application: Application, environment: Mapping[str, str]) -> dict[str, Any]:
