@@ -45,9 +45,10 @@ documented:  ## the README word for word: wheel, empty environment, every block,
 docs:  ## the site in build/site: strict, no broken link, nothing loaded from another host
 	$(PY) -m tools.build_docs
 
-others:  ## mlx-vlm, an independent implementation, on tiny checkpoints; says so where it does not install
+others:  ## mlx-vlm, an independent implementation, on tiny checkpoints and on our export for it; says so where it does not install
 	$(PY) -m dgemma.cli.main conform mlx-vlm --geometries 3 || \
 	{ status=$$?; test $$status -eq 3 && echo "mlx-vlm is not compared here: it cannot be installed"; }
+	$(PY) -m tools.compare_mlx || { status=$$?; test $$status -eq 3; }
 
 golden:  ## write the golden tensors of `dgemma selfcheck` anew from the oracle
 	$(PY) -m tools.make_golden

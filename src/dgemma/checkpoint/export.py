@@ -25,7 +25,7 @@ from dgemma.checkpoint.adapter import check_base, read_factors
 from dgemma.checkpoint.adapter_source import CONFIG, WEIGHTS, AdapterSource, FactorEntries, check_tied_factors
 from dgemma.checkpoint.device import stored_dtype
 from dgemma.checkpoint.fingerprint import file_fingerprint
-from dgemma.checkpoint.load import DTYPE_NAMES
+from dgemma.checkpoint.load import DTYPE_NAMES, TORCH_DTYPES
 from dgemma.checkpoint.merge import merged_chunks
 from dgemma.checkpoint.names import TensorSpec, tensor_specs
 from dgemma.checkpoint.quantized.quantization_config import QuantizationConfig
@@ -167,6 +167,22 @@ def _dequantized_chunks(
             if added is not None:
                 block = merged_weight(block, _rows(added, entry.shape[-2], number * out + begin, end - begin))
             yield block.to(dtype).view(-1).view(torch.uint8).numpy()
+
+
+def rows_in_float32(tensor: TensorToWrite) -> Iterator[Tensor]:
+    """The rows of a tensor that would be written, some at a time: [rows, in] (a vector is one row)."""
+    inner = tensor.shape[-1]
+    stored = TORCH_DTYPES[tensor.dtype]
+    row_bytes = inner * stored.itemsize
+    at_once = max(1, _BLOCK_NUMBERS // inner) * row_bytes
+    left = b""
+    for chunk in tensor.chunks():
+        left += bytes(chunk)
+        whole = len(left) // row_bytes * row_bytes
+        for begin in range(0, whole, at_once):
+            block = bytearray(left[begin : min(begin + at_once, whole)])
+            yield torch.frombuffer(block, dtype=stored).view(-1, inner).float()
+        left = left[whole:]
 
 
 def _rows(added: LoraFactors, rows_each: int, begin: int, count: int) -> LoraFactors:
