@@ -1,11 +1,14 @@
-"""The examples of fills and pins run, and keep what they were given."""
+"""The examples run: fills and pins keep what they were given, an agent's calls are of its tools."""
 
 from __future__ import annotations
 
+import json
+import re
 import runpy
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -39,3 +42,16 @@ def test_a_motif_stands_where_it_was_pinned(capsys: pytest.CaptureFixture[str]) 
     assert len(sequence) == names["LENGTH"]
     assert {at: sequence[at] for at in names["MOTIF"]} == names["MOTIF"]
     assert set(sequence) <= set(names["AMINO_ACIDS"])
+
+
+def test_the_agent_calls_its_tools_one_after_another(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same tools in the same order as in the transcript of docs/agents.md; a number may be rounded
+    differently on another processor, so arguments may differ, but always are those of the tool."""
+    names, out = run("agent_loop.py", capsys)
+    calls = re.findall(r"^call     (\w+) (.*)$", out, re.MULTILINE)
+    page = (EXAMPLES.parent / "docs" / "agents.md").read_text()
+    told = re.findall(r"^call     (\w+) ", page, re.MULTILINE)
+    assert [name for name, _ in calls] == told == ["measurement", "measurement", "log", "appointment"]
+    assert set(told) == set(names["TOOLS"])
+    for name, arguments in calls:
+        jsonschema.validate({"type": name, **json.loads(arguments)}, names["any_schema"]())

@@ -169,14 +169,19 @@ def test_every_example_is_answered() -> None:
         described = httpx2.get(f"{address}/openapi.json", headers=KEY, timeout=60).json()
         commands = commands_of(page)
         assert len(commands) == sum(map(len, described["paths"].values()))
+        asked = {"model": "dgemma", "input": "Hello"}
         for command in commands:
+            kept = httpx2.post(f"{address}/v1/responses", json=asked, headers=KEY, timeout=60).json()["id"]
+            command, method = command.replace("resp_0123", kept), "GET"
+            if " -X DELETE" in command:
+                command, method = command.replace(" -X DELETE", ""), "DELETE"
             words = shlex.split(command.replace("\\\n", " ").replace("$DGEMMA_API_KEY", "k"))
             url, options = words[1], list(zip(words[2::2], words[3::2], strict=True))
             assert url.startswith(f"{address}/")
             headers = dict(word.split(": ") for flag, word in options if flag == "-H")
             body = dict(options).get("-d")
             response = (
-                httpx2.get(url, headers=headers, timeout=60)
+                httpx2.request(method, url, headers=headers, timeout=60)
                 if body is None
                 else httpx2.post(url, headers=headers, content=body.encode(), timeout=60)
             )

@@ -184,6 +184,8 @@ SERVER_FLAGS = (
          "of one API key, for response formats", unset="no limit"),
     Flag("--compile-timeout", "compile_timeout_s", float, "SECONDS", "for one response format",
          in_batch=True),
+    Flag("--max-stored-responses", "max_stored_responses", int, "N", "kept in memory; 0: none"),
+    Flag("--max-stored-bytes", "max_stored_bytes", int, "N", "of all responses that are kept"),
     Flag("--max-buffered-bytes", "max_buffered_bytes", int, "N", "of all bodies that are arriving"),
     Flag("--max-connections", "max_connections", int, "N",
          "open at once; above it the oldest without a request is closed"),

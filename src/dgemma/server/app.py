@@ -33,7 +33,9 @@ from dgemma.server.messages.router import COUNT_TOKENS, MESSAGES
 from dgemma.server.pipeline import Endpoint, TextEndpoint
 from dgemma.server.playground import FACTS_PATH, PlaygroundFacts, facts_response
 from dgemma.server.protocol import ResponseModel
-from dgemma.server.responses.router import RESPONSES
+from dgemma.server.responses import kept
+from dgemma.server.responses.protocol import ResponseObject
+from dgemma.server.responses.router import RESPONSE_INPUT_TOKENS, RESPONSES
 from dgemma.server.state import ServerState
 from dgemma.server.text import TextService
 from dgemma.server.tokenize.router import DETOKENIZE, TOKENIZE
@@ -41,6 +43,7 @@ from dgemma.server.tokenize.router import DETOKENIZE, TOKENIZE
 ENDPOINTS: tuple[Endpoint | TextEndpoint, ...] = (
     CHAT_COMPLETIONS,
     RESPONSES,
+    RESPONSE_INPUT_TOKENS,
     MESSAGES,
     COUNT_TOKENS,
     COMPLETIONS,
@@ -77,6 +80,7 @@ def create_app(
     for endpoint in ENDPOINTS:
         _add_endpoint(app, state, endpoint)
     _add_get_routes(app, state)
+    _add_kept_responses(app, state)
     _add_pages(app, state)
     if settings.playground:
         _add_playground(app, facts or PlaygroundFacts(models=()))
@@ -141,6 +145,36 @@ def _add_get_routes(app: FastAPI, state: ServerState) -> None:
     @get(health.METRICS_PATH, summary="Prometheus metrics", responses=openapi.metrics_response())
     async def metrics() -> Response:
         return Response(await health.metrics(state), headers={"content-type": CONTENT_TYPE})
+
+
+def _add_kept_responses(app: FastAPI, state: ServerState) -> None:
+    @app.get(
+        kept.RESPONSE_PATH,
+        summary="A kept response",
+        response_class=Response,
+        responses=openapi.whole(ResponseObject, 400, 401, 404, 500),
+    )
+    async def show_response(request: Request, response_id: str) -> Response:
+        return kept.show_response(state, request, response_id)
+
+    @app.delete(
+        kept.RESPONSE_PATH,
+        summary="Forget a kept response",
+        response_class=Response,
+        responses=openapi.whole(kept.DeletedResponse, 401, 404, 500),
+    )
+    async def delete_response(request: Request, response_id: str) -> Response:
+        return kept.delete_response(state, request, response_id)
+
+    @app.get(
+        kept.INPUT_ITEMS_PATH,
+        summary="The items that a kept response answered",
+        response_class=Response,
+        responses=openapi.whole(kept.InputItemList, 400, 401, 404, 500),
+        openapi_extra={"parameters": kept.LIST_PARAMETERS},
+    )
+    async def list_input_items(request: Request, response_id: str) -> Response:
+        return kept.list_input_items(state, request, response_id)
 
 
 def _add_pages(app: FastAPI, state: ServerState) -> None:

@@ -301,7 +301,7 @@ async def with_images(
 ) -> ServingContext:
     """What a request is checked against, with the images that its body holds."""
     images = await state.images.load(body, record.key.name, on_bytes)
-    return replace(state.serving_context, images=images)
+    return replace(state.context_of(record.key), images=images)
 
 
 def note_prompt(

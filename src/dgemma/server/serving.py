@@ -27,6 +27,7 @@ from dgemma.server.pins import canvas_field, requested_pins
 from dgemma.server.plan import ResponseWriter, ServingPlan, single_round
 from dgemma.server.protocol import CommonFields, ReplyFields
 from dgemma.server.response_format import RequestedFormat
+from dgemma.server.responses.store import KeptResponses
 from dgemma.server.text import TextService
 from dgemma.structured_output.compiler import GrammarCompiler
 from dgemma.tasks.calibration import Calibration
@@ -58,6 +59,7 @@ class ServingContext:
     compiler: GrammarCompiler
     calibration: Calibration | None = None  # of decisions
     images: LoadedImages = NO_IMAGES  # of the request
+    responses: KeptResponses | None = None  # of the client's API key
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,12 @@ from dgemma.engine.service import EngineService, ServedModel
 from dgemma.server.compile_pool import CompilePool
 from dgemma.server.defaults import RequestDefaults, read_defaults
 from dgemma.server.http.admission import Admission
+from dgemma.server.http.api_key import ApiKey
 from dgemma.server.http.metrics import Metrics
 from dgemma.server.http.rate_limits import RateLimits
 from dgemma.server.http.settings import Settings
 from dgemma.server.images import ImageLoader
+from dgemma.server.responses.store import ResponseStore
 from dgemma.server.serving import ServingContext
 from dgemma.server.text import TextService
 from dgemma.structured_output.compiler import GrammarCompiler
@@ -33,10 +35,12 @@ class ServerState:
     images: ImageLoader = field(init=False)
     calibration: Calibration | None = field(init=False)
     defaults: RequestDefaults = field(init=False)
+    responses: ResponseStore = field(init=False)
 
     def __post_init__(self) -> None:
         settings = self.settings
         self.admission = Admission(settings.max_concurrent_requests, settings.max_buffered_bytes)
+        self.responses = ResponseStore(settings.max_stored_responses, settings.max_stored_bytes)
         self.compiler = self.text.compiler(self.engine.model)
         self.compile_pool = CompilePool(self.compiler)
         self.images = ImageLoader(settings, self.engine.model.image_settings)
@@ -57,6 +61,10 @@ class ServerState:
             compiler=self.compiler,
             calibration=self.calibration,
         )
+
+    def context_of(self, key: ApiKey) -> ServingContext:
+        """The same for a client of this key."""
+        return replace(self.serving_context, responses=self.responses.of(key))
 
     @property
     def served(self) -> ServedModel:

@@ -77,9 +77,10 @@ class _Operation:
     def command(self) -> str:
         """A curl line that is answered."""
         path = self._path
+        method = "" if self._method in ("get", "post") else f" -X {self._method.upper()}"
         for parameter in self._operation.get("parameters", ()):
             path = path.replace("{" + parameter["name"] + "}", str(parameter.get("example", "NAME")))
-        words = [f"curl {shlex.quote(_ADDRESS + path)}"]
+        words = [f"curl{method} {shlex.quote(_ADDRESS + path)}"]
         if self._operation.get("security", self._schema.get("security")):
             words.append('-H "authorization: Bearer $DGEMMA_API_KEY"')
         if self._body is not None:

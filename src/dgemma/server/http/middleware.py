@@ -44,7 +44,7 @@ class RequestMiddleware:
             self._entry = CORSMiddleware(
                 self._handle,
                 allow_origins=settings.cors_origins,
-                allow_methods=("GET", "POST"),
+                allow_methods=("GET", "POST", "DELETE"),
                 # Clients add headers of their own (x-stainless-*). None gives a right but the key, which a
                 # page must know.
                 allow_headers=("*",),
@@ -121,9 +121,13 @@ class RequestMiddleware:
 
     def _endpoint(self, path: str) -> str:
         """A metrics label: of few values, whatever paths clients request."""
+        if path in self._paths:
+            return path
         if path.startswith(f"{MODELS_PATH}/"):
             return f"{MODELS_PATH}/{{model}}"
-        return path if path in self._paths else "other"
+        if path.startswith("/v1/responses/"):
+            return "/v1/responses/{response_id}"
+        return "other"
 
 
 def _check_framing(scope: Scope) -> None:

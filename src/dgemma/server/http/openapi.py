@@ -13,6 +13,7 @@ from dgemma.server.http.metrics import CONTENT_TYPE
 from dgemma.server.http.models import ModelCard, ModelList
 from dgemma.server.pipeline import DescribedEndpoint, TextEndpoint
 from dgemma.server.protocol import ErrorResponse, RequestModel, ResponseModel
+from dgemma.server.responses.kept import DeletedResponse, InputItemList
 from dgemma.server.state import ServerState
 from dgemma.server.validation import Unsupported
 
@@ -31,6 +32,7 @@ _MEANING = {
     503: "The server is shutting down; Retry-After gives the time to retry.",
     504: "The engine did not end in time.",
 }
+_PATH_EXAMPLES = {"response_id": "resp_0123"}
 TEXT_ERRORS = (400, 401, 404, 408, 413, 415, 429, 500, 503)
 GENERATING_ERRORS = (*TEXT_ERRORS, 504)
 
@@ -95,7 +97,7 @@ def complete(schema: Json, state: ServerState, endpoints: Sequence[DescribedEndp
     requests = request_models(endpoints)
     responses = {kind for endpoint in endpoints for kind in (*endpoint.responses, endpoint.chunk) if kind}
     responses |= {endpoint.errors for endpoint in endpoints}
-    responses |= {ModelCard, ModelList, StatusResponse, ErrorResponse}
+    responses |= {DeletedResponse, InputItemList, ModelCard, ModelList, StatusResponse, ErrorResponse}
     ordered = (*requests, *sorted(responses, key=lambda kind: kind.__name__))
     kinds = [(kind, "validation") for kind in ordered]
     _, definitions = models_json_schema(kinds, ref_template=_REF)  # type: ignore[arg-type]
@@ -112,7 +114,10 @@ def complete(schema: Json, state: ServerState, endpoints: Sequence[DescribedEndp
         for operation in operations.values():
             operation["responses"].pop("422", None)  # FastAPI's own validation error, never used here
             for parameter in operation.get("parameters", ()):
-                parameter["example"] = state.settings.served_model_name  # /v1/models/{model}
+                if parameter["in"] == "path":
+                    parameter["example"] = _PATH_EXAMPLES.get(
+                        parameter["name"], state.settings.served_model_name
+                    )
             if not has_keys:
                 operation["responses"].pop("401", None)
             elif path in OPEN_PATHS:

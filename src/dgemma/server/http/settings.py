@@ -170,6 +170,12 @@ class Settings:
     send_timeout_s: float = 60.0
     """A client that takes in nothing for so long counts as disconnected."""
 
+    # Responses that are kept (`store`)
+    max_stored_responses: int = 1000
+    """In memory; 0: none are kept."""
+    max_stored_bytes: int = 64 << 20
+    """Of all of them, each with the conversation it answers."""
+
     # Life
     drain_timeout_s: float = 120.0
     """After SIGTERM: time for accepted answers to end."""
@@ -248,6 +254,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("timeout_grace_s", 0.01, 3_600), ("step_timeout_s", 0.1, 86_400), ("requests_per_minute", 0.001, 1e9),
     ("tokens_per_minute", 0.001, 1e12), ("max_key_seqs", 1, 1 << 16),
     ("compile_seconds_per_minute", 0.001, 1e6), ("compile_timeout_s", 0.01, 3_600),
+    ("max_stored_responses", 0, 1 << 31), ("max_stored_bytes", 1, 1 << 40),
     ("max_buffered_bytes", 1, 1 << 40), ("max_connections", 1, 1 << 20), ("header_timeout_s", 0.01, 3_600),
     ("max_header_bytes", 256, 1 << 24), ("send_timeout_s", 0.01, 3_600),
     ("body_timeout_s", 0.01, 3_600), ("drain_timeout_s", 0, 86_400), ("keep_alive_s", 0.01, 3_600),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dgemma.server.http.errors import ApiError, invalid, shown
+from dgemma.server.images import NO_IMAGES, LoadedImages
 from dgemma.server.messages.blocks import (
     BlockInput,
     ImageBlockInput,
@@ -14,6 +15,7 @@ from dgemma.server.messages.blocks import (
     ThinkingBlockInput,
     ToolResultBlockInput,
     ToolUseBlockInput,
+    text_block,
 )
 
 Message = dict[str, Any]
@@ -22,7 +24,10 @@ Message = dict[str, Any]
 class MessageReader:
     """Splits messages of blocks: each result of a tool is a message of its own."""
 
-    def __init__(self, system: str | Sequence[TextBlockInput] | None) -> None:
+    def __init__(
+        self, system: str | Sequence[TextBlockInput] | None, images: LoadedImages = NO_IMAGES
+    ) -> None:
+        self._images = images
         self._system = [] if system is None else [_joined(system)]
         self._messages: list[Message] = []
         self._calls: set[str] = set()  # of the last message of the assistant's
@@ -68,7 +73,7 @@ class MessageReader:
                 case ToolResultBlockInput():
                     self._add_result(block, place)
                 case TextBlockInput() | ImageBlockInput():
-                    parts.append(_chat_part(block))
+                    parts.append(self._part(block, place))
                 case _:
                     raise _misplaced(block, place, "a user's message")
         if parts or not message.blocks:
@@ -83,8 +88,16 @@ class MessageReader:
                 f"{place}.tool_use_id",
             )
         given = block.content
-        content = given if isinstance(given, str) else _content([_chat_part(part) for part in given])
+        blocks = [text_block(given)] if isinstance(given, str) else given
+        content = _content(
+            [self._part(part, f"{place}.content.{number}") for number, part in enumerate(blocks)]
+        )
         self._messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+
+    def _part(self, block: TextBlockInput | ImageBlockInput, place: str) -> dict[str, Any]:
+        if isinstance(block, ImageBlockInput):
+            return self._images.part({"type": "image_url", "image_url": {"url": block.url}}, place)
+        return {"type": "text", "text": block.text}
 
     def _add_assistant(self, message: MessageInput, where: str) -> None:
         reply: Message = {"role": "assistant", "content": ""}
@@ -104,14 +117,8 @@ class MessageReader:
         self._messages.append({**reply, "tool_calls": calls} if calls else reply)
 
 
-def _chat_part(block: TextBlockInput | ImageBlockInput) -> dict[str, Any]:
-    if isinstance(block, ImageBlockInput):
-        return {"type": "image_url", "image_url": {"url": block.url}}
-    return {"type": "text", "text": block.text}
-
-
 def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """The content of a message: a text, or with images the parts of chat completions."""
+    """The content of a message: a text, or with images the parts that the chat template takes."""
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
     return parts

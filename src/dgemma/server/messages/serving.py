@@ -57,7 +57,7 @@ class MessagesServing(ReplyServing):
         return CountTokensResponse(input_tokens=len(self.prompt(self._turn(request))))
 
     def _turn(self, request: MessageFields, max_tokens: int | None = None) -> ChatTurn:
-        reader = MessageReader(request.system)
+        reader = MessageReader(request.system, self.context.images)
         for number, message in enumerate(request.messages):
             reader.add(message, f"messages.{number}")
         return ChatTurn(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dgemma.server.http.errors import ApiError, invalid, shown
+from dgemma.server.http.errors import invalid, shown
+from dgemma.server.images import NO_IMAGES, LoadedImages
 from dgemma.server.responses.items import (
     ContentPart,
     FunctionCallInput,
@@ -23,7 +24,8 @@ Message = dict[str, Any]
 class ItemReader:
     """Joins items to messages: a thought, a text and calls of the assistant's are one message."""
 
-    def __init__(self, instructions: str | None) -> None:
+    def __init__(self, instructions: str | None, images: LoadedImages = NO_IMAGES) -> None:
+        self._images = images
         self._system = [] if instructions is None else [instructions]
         self._messages: list[Message] = []
         self._reply: Message | None = None  # of the assistant, still growing
@@ -34,7 +36,7 @@ class ItemReader:
             case InputMessage(role="system" | "developer"):
                 self._add_system(item, where)
             case InputMessage(role="user"):
-                self._append({"role": "user", "content": _content(item.content)})
+                self._append({"role": "user", "content": self._content(item.content, f"{where}.content")})
             case InputMessage():
                 self._grow("content", _plain_text(item.content, where))
             case ReasoningInput():
@@ -51,7 +53,8 @@ class ItemReader:
                         "call_id; give the call too.",
                         f"{where}.call_id",
                     )
-                self._append({"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)})
+                content = self._content(item.output, f"{where}.output")
+                self._append({"role": "tool", "tool_call_id": item.call_id, "content": content})
 
     def messages(self) -> list[Message]:
         self._end_reply()
@@ -74,6 +77,17 @@ class ItemReader:
             )
         self._system.append(_plain_text(item.content, where))
 
+    def _content(self, content: str | Sequence[ContentPart], where: str) -> str | list[dict[str, Any]]:
+        """The content of a message: a text, or with images the parts that the chat template takes."""
+        if isinstance(content, str) or not any(isinstance(part, InputImagePart) for part in content):
+            return _joined(content)
+        return [
+            self._images.part(_image(part), f"{where}.{number}")
+            if isinstance(part, InputImagePart)
+            else {"type": "text", "text": _joined([part])}
+            for number, part in enumerate(content)
+        ]
+
     def _append(self, message: Message) -> None:
         self._end_reply()
         self._messages.append(message)
@@ -93,35 +107,27 @@ class ItemReader:
             self._reply = None
 
 
-def _content(content: str | Sequence[ContentPart]) -> str | list[dict[str, Any]]:
-    """The content of a message: a text, or with images the parts of chat completions."""
+def _joined(content: str | Sequence[ContentPart]) -> str:
+    """The texts of a content, without its images."""
     if isinstance(content, str):
         return content
-    parts = [_chat_part(part) for part in content]
-    if all(part["type"] == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
-    return parts
+    texts = [
+        part.refusal if isinstance(part, RefusalPart) else part.text
+        for part in content
+        if not isinstance(part, InputImagePart)
+    ]
+    return "".join(texts)
 
 
-def _chat_part(part: ContentPart) -> dict[str, Any]:
-    match part:
-        case InputImagePart():
-            detail = {} if part.detail is None else {"detail": part.detail}
-            return {"type": "image_url", "image_url": {"url": part.image_url, **detail}}
-        case RefusalPart():
-            return {"type": "text", "text": part.refusal}
-    return {"type": "text", "text": part.text}
+def _image(part: InputImagePart) -> dict[str, Any]:
+    detail = {} if part.detail is None else {"detail": part.detail}
+    return {"type": "image_url", "image_url": {"url": part.image_url, **detail}}
 
 
 def _plain_text(content: str | Sequence[ContentPart], where: str) -> str:
-    found = _content(content)
-    if isinstance(found, str):
-        return found
-    raise _misplaced_image(where)
-
-
-def _misplaced_image(where: str) -> ApiError:
-    return invalid(f"{where}.content holds an image; only messages of the user's may.", f"{where}.content")
+    if any(isinstance(part, InputImagePart) for part in content):
+        raise invalid(f"{where}.content holds an image; only messages of the user's may.", f"{where}.content")
+    return _joined(content)
 
 
 def _thought(item: ReasoningInput) -> str:

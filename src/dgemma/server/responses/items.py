@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from dgemma.server.protocol import RequestModel, ResponseModel
 
@@ -124,6 +124,8 @@ InputItem = Annotated[
     | Annotated[ReasoningInput, Tag("reasoning")],
     Discriminator(_kind),
 ]
+
+INPUT_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 
 # Output
 

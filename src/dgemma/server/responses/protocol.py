@@ -25,24 +25,25 @@ from dgemma.server.validation import UNSUPPORTED_BY_ALL, Unsupported, read_field
 from dgemma.structured_output.response_format import JsonFormat, TextFormat, schema_text
 
 _NO_HOSTED_TOOLS = "this server runs no tools itself"
+UNSUPPORTED_IN_INPUT_TOKENS: dict[str, Unsupported] = {
+    "conversation": Unsupported("this server keeps no conversations; give previous_response_id or the items"),
+    "truncation": Unsupported("a conversation is not shortened", ("disabled",)),
+}
 UNSUPPORTED_IN_RESPONSES: dict[str, Unsupported] = {
     **UNSUPPORTED_BY_ALL,
+    **UNSUPPORTED_IN_INPUT_TOKENS,
     "access_programs": Unsupported("all requests are served alike"),
     "background": Unsupported("a response is written while its request is open", (False,)),
     "context_management": Unsupported("a conversation is not shortened"),
-    "conversation": Unsupported("this server keeps no conversations; give previous_response_id or the items"),
     "image": Unsupported("images are not compressed"),
     "max_tool_calls": Unsupported(_NO_HOSTED_TOOLS),
     "moderation": Unsupported("this server does not moderate"),
-    "previous_response_id": Unsupported("this server keeps no responses yet; give the items"),
     "prompt": Unsupported("this server keeps no prompt templates"),
     "prompt_cache_options": Unsupported("the prefix cache keeps prompts as memory allows"),
     "prompt_cache_retention": Unsupported("the prefix cache keeps prompts as memory allows", ("in_memory",)),
     "service_tier": Unsupported("all requests are served alike", ("auto", "default")),
-    "store": Unsupported("this server keeps no responses yet", (False,)),
     "top_logprobs": Unsupported("chat completions return log-probabilities", (0,)),
     "trace": Unsupported("chat completions return traces", (False,)),
-    "truncation": Unsupported("a conversation is not shortened", ("disabled",)),
 }
 
 
@@ -103,7 +104,9 @@ class ResponseStreamOptions(RequestModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponseRequest(ReplyFields):
+class ItemFields(RequestModel):
+    """What the prompt is made of."""
+
     input: str | list[InputItem] = Field(
         description="A text of the user's, or the items of a conversation.", examples=["Hello"]
     )
@@ -115,13 +118,9 @@ class ResponseRequest(ReplyFields):
     parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    max_output_tokens: int | None = Field(
-        None, ge=1, le=MAX_INT, description="Thoughts included; default: 1024, or the rest of the context."
+    previous_response_id: str | None = Field(
+        None, max_length=200, description="A kept response; its conversation goes before the input."
     )
-    include: list[Literal["reasoning.encrypted_content"]] | None = Field(
-        None, description="Without effect: thoughts are sent as they are."
-    )
-    stream_options: ResponseStreamOptions | None = None
 
     @property
     def thinking(self) -> bool | None:
@@ -171,13 +170,38 @@ class ResponseRequest(ReplyFields):
         return None
 
 
+class ResponseRequest(ReplyFields, ItemFields):
+    max_output_tokens: int | None = Field(
+        None, ge=1, le=MAX_INT, description="Thoughts included; default: 1024, or the rest of the context."
+    )
+    include: list[Literal["reasoning.encrypted_content"]] | None = Field(
+        None, description="Without effect: thoughts are sent as they are."
+    )
+    stream_options: ResponseStreamOptions | None = None
+    store: bool | None = Field(None, description="Keep the response in memory for a while; default: true.")
+
+
+class InputTokensRequest(ItemFields):
+    model: str = Field(max_length=200)
+
+
 def read_response_request(body: Mapping[str, Any]) -> ResponseRequest:
     request = read_fields(ResponseRequest, body, UNSUPPORTED_IN_RESPONSES)
+    _check_tool_choice(request)
+    return request
+
+
+def read_input_tokens_request(body: Mapping[str, Any]) -> InputTokensRequest:
+    request = read_fields(InputTokensRequest, body, UNSUPPORTED_IN_INPUT_TOKENS)
+    _check_tool_choice(request)
+    return request
+
+
+def _check_tool_choice(request: ItemFields) -> None:
     if request.must_call and not request.tools:
         raise invalid("tool_choice asks for a call, but there are no tools; give tools.", "tool_choice")
     if request.named_tool is not None:
         check_named_tool(request.named_tool, [tool.name for tool in request.tools or ()])
-    return request
 
 
 # Responses
@@ -192,6 +216,11 @@ class ResponseUsageInfo(ResponseModel):
     denoising_steps: int
     canvases: int
     tokens_per_forward: float
+
+
+class InputTokensResponse(ResponseModel):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class IncompleteDetails(ResponseModel):

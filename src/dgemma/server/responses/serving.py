@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dgemma.engine.service import EngineEvent
 from dgemma.events import Answer, Draft
-from dgemma.server.http.errors import ApiError
+from dgemma.server.http.errors import ApiError, invalid, shown
 from dgemma.server.outputs import answer_details, draft_info, generation_usage, is_cut_off
 from dgemma.server.plan import ResponseWriter, ServingPlan, TaskOutcome
 from dgemma.server.protocol import InputTokensDetails, OutputTokensDetails, ResponseModel, UsageInfo
@@ -23,6 +24,8 @@ from dgemma.server.reply_parts import (
 )
 from dgemma.server.responses.conversation import ItemReader
 from dgemma.server.responses.items import (
+    INPUT_ITEMS,
+    InputItem,
     OutputFunctionCall,
     OutputItem,
     OutputMessage,
@@ -35,12 +38,16 @@ from dgemma.server.responses.items import (
 )
 from dgemma.server.responses.protocol import (
     IncompleteDetails,
+    InputTokensRequest,
+    InputTokensResponse,
+    ItemFields,
     ResponseEvent,
     ResponseFailure,
     ResponseObject,
     ResponseRequest,
     ResponseUsageInfo,
 )
+from dgemma.server.responses.store import KeptResponse
 from dgemma.server.serving import GenerationInfo
 from dgemma.server.text import TextService
 
@@ -49,18 +56,72 @@ class ResponseServing(ReplyServing):
     """The handler of /v1/responses."""
 
     def create_response(self, request: ResponseRequest) -> ServingPlan[list[Answer]]:
+        inherited, given = self._items(request)
+        keep = self._keep(request, inherited, given)
         return self.reply_plan(
             request,
-            self._turn(request),
+            self._turn(request, inherited, given, request.max_output_tokens),
             prefix="resp_",
-            writer=lambda info: ResponsesWriter(info, request, self.text),
+            writer=lambda info: ResponsesWriter(info, request, self.text, keep),
         )
 
-    def _turn(self, request: ResponseRequest) -> ChatTurn:
-        reader = ItemReader(request.instructions)
-        given = request.input
-        items = [user_message(given)] if isinstance(given, str) else given
-        for number, item in enumerate(items):
+    def count_input_tokens(self, request: InputTokensRequest) -> InputTokensResponse:
+        self.adapter(request.model)  # refuses unknown names
+        tokens = self.prompt(self._turn(request, *self._items(request)))
+        return InputTokensResponse(object="response.input_tokens", input_tokens=len(tokens))
+
+    def _items(self, request: ItemFields) -> tuple[list[InputItem], list[InputItem]]:
+        """The items of the response before, and those of the request."""
+        given: list[InputItem] = (
+            [user_message(request.input)] if isinstance(request.input, str) else request.input
+        )
+        id_ = request.previous_response_id
+        if id_ is None:
+            return [], given
+        kept = None if self.context.responses is None else self.context.responses.get(id_)
+        if kept is None:
+            raise invalid(
+                f"previous_response_id is {shown(id_)}, which is not kept for this API key; the oldest are "
+                "dropped, and store=false keeps none. Give the items of the conversation.",
+                "previous_response_id",
+                "previous_response_not_found",
+            )
+        output = json.loads(kept.response)["output"]
+        return [*INPUT_ITEMS.validate_json(kept.inputs), *INPUT_ITEMS.validate_python(output)], given
+
+    def _keep(
+        self, request: ResponseRequest, inherited: list[InputItem], given: list[InputItem]
+    ) -> Callable[[ResponseObject], None] | None:
+        """What keeps the response when it is finished; None: it shall not be kept."""
+        responses = self.context.responses
+        keeps_any = responses is not None and responses.keeps_any
+        if request.store and not keeps_any:
+            raise invalid(
+                "store is true, but this server keeps no responses; leave store out.",
+                "store",
+                "unsupported_parameter",
+            )
+        if responses is None or not keeps_any or request.store is False:
+            return None
+        inputs = INPUT_ITEMS.dump_json([*inherited, *given], exclude_unset=True)
+
+        def keep(response: ResponseObject) -> None:
+            kept = KeptResponse(response=response.to_json(), inputs=inputs, num_inherited=len(inherited))
+            responses.put(response.id, kept)
+
+        return keep
+
+    def _turn(
+        self,
+        request: ItemFields,
+        inherited: list[InputItem],
+        given: list[InputItem],
+        max_tokens: int | None = None,
+    ) -> ChatTurn:
+        reader = ItemReader(request.instructions, self.context.images)
+        for item in inherited:
+            reader.add(item, "previous_response_id")
+        for number, item in enumerate(given):
             reader.add(item, f"input.{number}")
         return ChatTurn(
             messages=reader.messages(),
@@ -70,7 +131,7 @@ class ResponseServing(ReplyServing):
             parallel_calls=request.parallel_tool_calls is not False,
             text_format=request.text_format,
             thinking=request.thinking,
-            max_tokens=request.max_output_tokens,
+            max_tokens=max_tokens,
             max_tokens_field="max_output_tokens",
             field_names={"messages": "input", "enable_thinking": "reasoning"},
         )
@@ -81,7 +142,15 @@ class ResponsesWriter(ResponseWriter[list[Answer]]):
 
     reads_events = True
 
-    def __init__(self, info: GenerationInfo, request: ResponseRequest, text: TextService) -> None:
+    def __init__(
+        self,
+        info: GenerationInfo,
+        request: ResponseRequest,
+        text: TextService,
+        keep: Callable[[ResponseObject], None] | None = None,
+    ) -> None:
+        self._keep = keep
+        self._done: ResponseObject | None = None
         self._info = info
         self._request = request
         self._text = text
@@ -89,7 +158,8 @@ class ResponsesWriter(ResponseWriter[list[Answer]]):
         self._num_events = 0
 
     def response(self, outcomes: Sequence[TaskOutcome[list[Answer]]]) -> ResponseModel:
-        return self._finished()
+        assert self._done is not None
+        return self._done
 
     def opening_chunks(self) -> Iterator[ResponseModel]:
         for name in ("created", "in_progress"):
@@ -102,8 +172,10 @@ class ResponsesWriter(ResponseWriter[list[Answer]]):
         for step in self._reply.add(event):
             yield from self._step_events(step)
         if self._reply.answer is not None:
-            finished = self._finished()
-            yield self._event(f"response.{finished.status}", response=finished)
+            self._done = self._finished()
+            if self._keep is not None:  # before the client knows the id to be that of a whole response
+                self._keep(self._done)
+            yield self._event(f"response.{self._done.status}", response=self._done)
 
     def error_chunk(self, error: ApiError) -> ResponseModel:
         self._reply.break_off()
@@ -162,9 +234,9 @@ class ResponsesWriter(ResponseWriter[list[Answer]]):
             metadata=request.metadata or {},
             model=head.model,
             parallel_tool_calls=request.parallel_tool_calls is not False,
-            previous_response_id=None,
+            previous_response_id=request.previous_response_id,
             reasoning=_told(request.reasoning) or {"effort": None, "summary": None},
-            store=False,
+            store=self._keep is not None,
             temperature=request.temperature,
             text=_told(request.text) or {"format": {"type": "text"}},
             tool_choice=_told(request.tool_choice) or "auto",
