@@ -100,7 +100,9 @@ async def sent(path: str, content: bytes) -> tuple[int | None, bytes]:
 def check(path: str, content: bytes) -> None:
     status, body = RUNNER.run(sent(path, content))
     assert status in (200, 400, 404, 413), body
-    if status != 200:
+    if status != 200 and path.startswith(MESSAGES):
+        assert json.loads(body)["error"].keys() == {"type", "message", "details"}
+    elif status != 200:
         (error,) = json.loads(body).values()
         assert error.keys() == {"message", "type", "param", "code"}
         assert error["message"]
@@ -123,7 +125,85 @@ def test_mutated_completions_never_give_a_5xx(changes: dict[str, Any]) -> None:
     check(COMPLETIONS, json.dumps({**ONCE, **changes}).encode())
 
 
-# Fill, edit and decide: wrong values at the top, and anywhere inside.
+# Turns of an agent, with all they may hold
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+AGENT_RESPONSES: list[dict[str, Any]] = [
+    {
+        "model": "dgemma",
+        "instructions": "Be short.",
+        "input": [
+            {"role": "developer", "content": [{"type": "input_text", "text": "A"}]},
+            {"type": "message", "role": "user", "content": "Weather?"},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}], "id": "r"},
+            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+            {
+                "type": "function_call_output",
+                "call_id": "c",
+                "output": [{"type": "input_text", "text": "Rain"}],
+            },
+        ],
+        "tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}],
+        "tool_choice": "auto",
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"format": {"type": "text"}},
+        "stream": True,
+    },
+    {
+        "model": "dgemma",
+        "input": "Hello",
+        "tool_choice": {"type": "function", "name": "weather"},
+        "tools": [{"type": "function", "name": "weather"}],
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "integer"}}},
+        "previous_response_id": None,
+        "metadata": {"a": "b"},
+        "include": ["reasoning.encrypted_content"],
+    },
+]
+AGENT_MESSAGES: list[dict[str, Any]] = [
+    {
+        "model": "dgemma",
+        "max_tokens": 9,
+        "system": [
+            {"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral", "ttl": "5m"}}
+        ],
+        "messages": [
+            {"role": "user", "content": "Weather?"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                    {"type": "tool_use", "id": "t", "name": "weather", "input": {"place": "Oslo"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t",
+                        "content": [{"type": "text", "text": "Rain"}],
+                    },
+                    {"type": "text", "text": "And?"},
+                ],
+            },
+        ],
+        "tools": [{"name": "weather", "input_schema": {"type": "object"}, "strict": False}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": False},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "stop_sequences": ["a"],
+        "stream": True,
+    },
+    {
+        "model": "dgemma",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "integer"}}},
+        "metadata": {"user_id": "u"},
+        "thread": False,
+    },
+]
+
+# Fill, edit, decide and agents: wrong values at the top, and anywhere inside.
 WORKS: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {**GAP, "max_tokens": 2}),
     (FIM, {**GAP, "max_tokens": 2}),
@@ -133,6 +213,10 @@ WORKS: list[tuple[str, dict[str, Any]]] = [
     (DECISIONS, DECIDE),
     (DECISIONS, DECIDE_BY_NAME),
     (SYSTEM_ONE, DECIDE_BY_NAME),
+    *((RESPONSES, body) for body in AGENT_RESPONSES),
+    (f"{RESPONSES}/input_tokens", {"model": "dgemma", "input": AGENT_RESPONSES[0]["input"]}),
+    *((MESSAGES, body) for body in AGENT_MESSAGES),
+    (f"{MESSAGES}/count_tokens", {"model": "dgemma", "messages": AGENT_MESSAGES[0]["messages"]}),
 ]
 OF_WORKS = sorted({*FIELDS, *(name for _, body in WORKS for name in body), "response_fields", "n_predict"})
 TAGS = ("<|code_to_edit|>", "<|/code_to_edit|>", "<|cursor|>", "<|current_file_content|>", "<turn|>", "a\n")
