@@ -308,6 +308,8 @@ def test_a_stream_that_fails_ends_with_a_failed_response() -> None:
          "invalid_value"),
         ({"input": "\ud800"}, "input", "invalid_value"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "invalid_value"),
+        ({"tools": [{**TOOL, "defer_loading": 0}]}, "tools.0.defer_loading", "invalid_value"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools.0.defer_loading", "invalid_value"),
         ({"tools": [{**TOOL, "name": ""}]}, "tools.0.name", "invalid_value"),
         ({"tools": [{**TOOL, "parameters": {"properties": {"a": {"type": "x"}}}, "strict": True}]}, "tools",
          "invalid_value"),

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from dgemma import __version__
 from dgemma.engine.service import EngineService
@@ -231,5 +232,18 @@ async def _on_routing_error(request: Request, error: Exception) -> Response:
         message, code = "there is nothing at this address; /openapi.json lists what there is.", "not_found"
     elif error.status_code == 405:
         message, code = "this address does not take this method; Allow names those it does.", "wrong_method"
+        methods = sorted(_methods_of(request))
+        error.headers = {**(error.headers or {}), "Allow": ", ".join(methods)}
     api_error = ApiError(message, status=error.status_code, code=code, headers=error.headers)
     return await _on_error(request, api_error)
+
+
+def _methods_of(request: Request) -> set[str]:
+    """The methods of all routes of an address; each of them alone knows only its own."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    return {
+        method
+        for route in routes
+        if route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from dgemma.engine.request import MAX_LOGIT_BIAS, MAX_LOGIT_BIASES
 from dgemma.params import DECODES, MAX_STEPS, MAX_STOP_STRING_LEN, MAX_STOP_STRINGS, MAX_TOP_K, PRESETS
@@ -44,6 +45,16 @@ _Acceptance = Annotated[
 ]
 
 
+def _is_false(value: bool) -> bool:
+    if value:
+        raise PydanticCustomError("only_false", "Input should be false")
+    return value
+
+
+# A literal False would take 0 too.
+OnlyFalse = Annotated[bool, AfterValidator(_is_false), WithJsonSchema({"const": False})]
+
+
 class RequestModel(BaseModel):
     """Strict: no unknown field, no number in a string, no infinity."""
 
@@ -52,7 +63,7 @@ class RequestModel(BaseModel):
 
 class StreamOptions(RequestModel):
     include_usage: bool | None = Field(None, description="End with a chunk that has the usage.")
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: OnlyFalse | None = None
 
 
 class CommonFields(RequestModel):

@@ -15,6 +15,7 @@ from dgemma.server.protocol import (
     MAX_INT,
     AnswerDetails,
     DraftInfo,
+    OnlyFalse,
     ReplyFields,
     RequestModel,
     ResponseModel,
@@ -56,7 +57,7 @@ class MessageTool(RequestModel):
     strict: bool | None = Field(None, description="True: the input satisfies the schema; default: false.")
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = Field(None, description="Without effect: an input comes whole.")
-    defer_loading: Literal[False] | None = None
+    defer_loading: OnlyFalse | None = None
     allowed_callers: list[Literal["direct"]] | None = None
 
 

@@ -14,6 +14,7 @@ from dgemma.server.protocol import (
     AnswerDetails,
     DraftInfo,
     InputTokensDetails,
+    OnlyFalse,
     OutputTokensDetails,
     ReplyFields,
     RequestModel,
@@ -53,7 +54,7 @@ class FunctionTool(RequestModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = Field(None, description="True: the arguments satisfy the schema; default: false.")
-    defer_loading: Literal[False] | None = None
+    defer_loading: OnlyFalse | None = None
     allowed_callers: list[Literal["direct"]] | None = None
 
 
@@ -101,7 +102,7 @@ class ReasoningOptions(RequestModel):
 
 
 class ResponseStreamOptions(RequestModel):
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: OnlyFalse | None = None
 
 
 class ItemFields(RequestModel):
