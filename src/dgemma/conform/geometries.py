@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,8 @@ GEOMETRIES = (
 
 def write_geometry(geometry: Geometry, path: Path) -> LanguageModel:
     """Write a checkpoint of this shape in fp32 -> the model."""
-    transformer = Transformer(ModelConfig.from_json(geometry.to_json()), dtype=torch.float32, device="cpu")
+    config = replace(ModelConfig.from_json(geometry.to_json()), vision=None)  # compared on text
+    transformer = Transformer(config, dtype=torch.float32, device="cpu")
     _randomize(transformer, geometry.seed)
     lm = LanguageModel(transformer)
     lm.save(path)
