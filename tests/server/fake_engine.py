@@ -30,6 +30,7 @@ from dgemma.events import (
     ToolCall,
 )
 from dgemma.images.preprocess import ImageSettings
+from dgemma.images.prompt import ImagePrompt
 from dgemma.params import GenerationParams
 from dgemma.server.text import TokenText
 from dgemma.structured_output.compiler import GrammarCompiler
@@ -58,7 +59,7 @@ class FakeText:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool = False,
-    ) -> tuple[int, ...]:
+    ) -> ImagePrompt:
         reader = JsonReader()
         chat = read_messages(messages, reader, for_reply=True)
         ids = [BOS, *([THINK] if thinking else [])]
@@ -66,7 +67,7 @@ class FakeText:
             ids += [TOOL, *tool["function"]["name"].encode()]
         for message in chat:
             ids += [TURN, *f"{message['role']}\n{message['content']}".encode(), END]
-        return (*ids, TURN)
+        return ImagePrompt((*ids, TURN))
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         return (BOS, *self.encode_text(text))

@@ -17,7 +17,7 @@ from server.served import HELLO, WEATHER, app_of, on_a_port
 
 KEY = "a-key"
 MESSAGES: Any = HELLO["messages"]
-TEXT = answer_text(7, FakeText().render_chat(MESSAGES))
+TEXT = answer_text(7, FakeText().render_chat(MESSAGES).tokens)
 CHAT: dict[str, Any] = {"model": "dgemma", "messages": MESSAGES}
 
 

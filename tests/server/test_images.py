@@ -19,6 +19,7 @@ from dgemma.errors import InputError
 from dgemma.images.decode import ImageLimits, decode_image
 from dgemma.images.preprocess import ImagePatches, ImageSettings, cut_patches
 from dgemma.images.process import ImageProcess
+from dgemma.images.prompt import ImagePrompt
 from dgemma.server.app import create_app
 from dgemma.server.http.errors import ApiError
 from dgemma.server.http.middleware import RequestMiddleware
@@ -45,7 +46,7 @@ class ImageText(FakeText):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool = False,
-    ) -> tuple[int, ...]:
+    ) -> ImagePrompt:
         plain = [{**message, "content": self._plain(message["content"])} for message in messages]
         return super().render_chat(plain, tools=tools, thinking=thinking)
 

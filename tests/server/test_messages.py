@@ -170,7 +170,9 @@ def test_a_message_has_blocks_in_the_order_they_were_written() -> None:
     assert (use["type"], use["name"], use["input"]) == ("tool_use", "weather", {"place": "Köln"})
     assert (found.stop_reason, found.stop_sequence) == ("tool_use", None)
     assert found.usage.cache_read_input_tokens == 3
-    prompt = FakeText().render_chat([USER], tools=[{"type": "function", "function": {"name": "weather"}}])
+    prompt = (
+        FakeText().render_chat([USER], tools=[{"type": "function", "function": {"name": "weather"}}]).tokens
+    )
     assert found.usage.input_tokens + 3 == len(prompt)
     assert found.usage.output_tokens_details is not None
     assert found.usage.output_tokens_details.thinking_tokens == 3, "a byte is a token here"

@@ -24,7 +24,7 @@ def test_answers_of_requests_at_once_are_not_crossed() -> None:
             texts = [joined(chunks, "content", index) for index in range(n)]
         else:
             texts = [choice["message"]["content"] for choice in response.json()["choices"]]
-        prompt = FakeText().render_chat(messages)
+        prompt = FakeText().render_chat(messages).tokens
         assert texts == [answer_text(seed + index, prompt) for index in range(n)]
 
     async def all_at_once() -> None:

@@ -17,7 +17,7 @@ from server.fake_engine import FakeEngine, FakeText, Script, answer_text
 from server.served import app_of, on_a_port
 
 KEY = "a-key"
-TEXT = answer_text(7, FakeText().render_chat([{"role": "user", "content": "Hello"}]))
+TEXT = answer_text(7, FakeText().render_chat([{"role": "user", "content": "Hello"}]).tokens)
 HI: Any = {"model": "dgemma", "input": "Hello", "extra_body": {"seed": 7}}
 WEATHER: Any = {
     "type": "function",

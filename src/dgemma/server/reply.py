@@ -12,6 +12,7 @@ from typing import Any
 
 from dgemma.errors import InputError, suggestion
 from dgemma.events import Answer
+from dgemma.images.prompt import ImagePrompt
 from dgemma.server.http.errors import invalid, shown
 from dgemma.server.plan import ResponseWriter, ServingPlan
 from dgemma.server.protocol import ReplyFields
@@ -58,8 +59,10 @@ class ReplyServing(ServingBase):
         num_prompt_logprobs: int | None = None,
     ) -> ServingPlan[list[Answer]]:
         self.adapter(request.model)  # refused before the template is rendered
+        prompt = self.prompt(turn)
         prompts = Prompts(
-            tokens=[self.prompt(turn)],
+            tokens=[prompt.tokens],
+            images=prompt.images,
             field=turn.spelled("messages"),
             max_tokens=turn.max_tokens,
             max_tokens_field=turn.max_tokens_field,
@@ -78,8 +81,8 @@ class ReplyServing(ServingBase):
             num_prompt_logprobs=num_prompt_logprobs,
         )
 
-    def prompt(self, turn: ChatTurn) -> tuple[int, ...]:
-        """The chat template's token ids."""
+    def prompt(self, turn: ChatTurn) -> ImagePrompt:
+        """The chat template's token ids, with the images among them."""
         messages = self.context.images.place(turn.messages, turn.spelled("messages"))
         thinking = self.context.thinking if turn.thinking is None else turn.thinking
         try:

@@ -18,6 +18,7 @@ from dgemma.engine.request import EngineRequest, resolve_canvas_len
 from dgemma.engine.service import ServedModel
 from dgemma.errors import suggestion
 from dgemma.events import Answer
+from dgemma.images.preprocess import PlacedImage
 from dgemma.params import MAX_LOGPROBS, GenerationParams
 from dgemma.server.defaults import without_presets
 from dgemma.server.http.errors import ApiError, context_too_long, invalid, shown
@@ -96,6 +97,7 @@ class Prompts:
     field: str
     max_tokens: int | None
     max_tokens_field: str
+    images: tuple[PlacedImage, ...] = ()  # of the only prompt
 
 
 class ServingBase:
@@ -169,6 +171,7 @@ class ServingBase:
             EngineRequest(
                 id=f"{info.head.id}-{index}",
                 prompt=prompts.tokens[index // choices_per_prompt],
+                images=prompts.images,
                 seed=seed + index,
                 params=params,
                 adapter=self.adapter(request.model),

@@ -15,6 +15,9 @@ from typing import Any, Protocol
 from dgemma.engine.request import resolve_canvas_len
 from dgemma.engine.service import ServedModel
 from dgemma.errors import CheckpointError, InputError
+from dgemma.images.decode import RgbImage
+from dgemma.images.preprocess import ImagePatches
+from dgemma.images.prompt import ImagePrompt
 from dgemma.params import GenerationParams
 from dgemma.structured_output.compiler import GrammarCompiler
 from dgemma.tasks.context import TaskContext
@@ -40,7 +43,9 @@ class TextService(Protocol):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool = False,
-    ) -> tuple[int, ...]: ...
+    ) -> ImagePrompt:
+        """The prompt of messages, whose image parts hold patches."""
+        ...
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """A text to be continued, with the token that begins a text (`<bos>`)."""
@@ -65,6 +70,11 @@ class TextService(Protocol):
     ) -> TaskContext:
         """What the tasks (infill, edit, decide) work with."""
         ...
+
+
+def _prepared(image: RgbImage | ImagePatches) -> ImagePatches:
+    assert isinstance(image, ImagePatches)  # `images.py` makes them, for models that have a tower
+    return image
 
 
 class CheckpointText:
@@ -99,10 +109,12 @@ class CheckpointText:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool = False,
-    ) -> tuple[int, ...]:
+    ) -> ImagePrompt:
         if self._template is None:
             raise InputError("this model has no chat template; send a prompt to /v1/completions instead.")
-        return tuple(self._template.render(messages, tools=tools, enable_thinking=thinking))
+        return self._template.render_with_images(
+            messages, prepare=_prepared, tools=tools, enable_thinking=thinking
+        )
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         bos = self._tokenizer.bos_id

@@ -54,7 +54,7 @@ class MessagesServing(ReplyServing):
 
     def count_tokens(self, request: CountTokensRequest) -> CountTokensResponse:
         self.adapter(request.model)  # refuses unknown names
-        return CountTokensResponse(input_tokens=len(self.prompt(self._turn(request))))
+        return CountTokensResponse(input_tokens=len(self.prompt(self._turn(request)).tokens))
 
     def _turn(self, request: MessageFields, max_tokens: int | None = None) -> ChatTurn:
         reader = MessageReader(request.system, self.context.images)

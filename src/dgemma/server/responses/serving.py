@@ -67,8 +67,8 @@ class ResponseServing(ReplyServing):
 
     def count_input_tokens(self, request: InputTokensRequest) -> InputTokensResponse:
         self.adapter(request.model)  # refuses unknown names
-        tokens = self.prompt(self._turn(request, *self._items(request)))
-        return InputTokensResponse(object="response.input_tokens", input_tokens=len(tokens))
+        prompt = self.prompt(self._turn(request, *self._items(request)))
+        return InputTokensResponse(object="response.input_tokens", input_tokens=len(prompt.tokens))
 
     def _items(self, request: ItemFields) -> tuple[list[InputItem], list[InputItem]]:
         """The items of the response before, and those of the request."""

@@ -53,7 +53,8 @@ class TokenizeServing(ServingBase):
         messages = self.context.images.place(request.messages, "messages")
         thinking = self.context.thinking if request.thinking is None else request.thinking
         try:
-            return self.text.render_chat(messages, tools=request.tools or None, thinking=thinking)
+            prompt = self.text.render_chat(messages, tools=request.tools or None, thinking=thinking)
+            return prompt.tokens
         except InputError as error:
             if error.field == "enable_thinking":
                 raise invalid(str(error), "chat_template_kwargs", error.code) from None
