@@ -78,6 +78,8 @@ def _describe(state: ServerState, name: str) -> ModelCard:
         output_modalities=["text"],
         supported_endpoints=[
             "chat.completions",
+            "responses",
+            "messages",
             "completions",
             "fim.completions",
             "edit.completions",
