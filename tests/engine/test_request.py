@@ -10,11 +10,11 @@ from dgemma.engine import request as request_module
 from dgemma.engine.request import PinnedTokens
 from dgemma.errors import InputError
 
-VOCAB, ROOM = 50, 10
+VOCAB, ROOM, CANVAS = 50, 10, 5
 
 
 def check(**what: Any) -> None:
-    PinnedTokens(**what).check(VOCAB, ROOM)
+    PinnedTokens(**what).check(VOCAB, ROOM, CANVAS)
 
 
 def test_a_token_fixes_a_position_and_several_limit_it() -> None:
@@ -39,12 +39,6 @@ def test_only_what_says_something_counts_as_given() -> None:
         assert PinnedTokens(**{name: {0: value}}), name
 
 
-@pytest.mark.parametrize("pins", [[5], [(0, 5)], "text", 5, {3}], ids=repr)
-def test_pins_that_are_no_mapping_are_refused(pins: Any) -> None:
-    with pytest.raises(InputError, match=f"pins is a {type(pins).__name__}; give a mapping"):
-        PinnedTokens.from_pins(pins)
-
-
 @pytest.mark.parametrize("pin", ["sea", b"sea", None, 1.5, True, False], ids=repr)
 def test_a_pin_that_is_neither_a_token_nor_several_is_refused(pin: Any) -> None:
     with pytest.raises(InputError, match=r"the pin of position 4 is .*; give a token or several\."):
@@ -66,7 +60,7 @@ def test_a_set_of_mixed_things_is_refused_like_any_other_wrong_input(words: Any)
 def pinned(pins: Any) -> None:
     found = PinnedTokens.from_pins(pins)
     assert found is not None
-    found.check(VOCAB, ROOM)
+    found.check(VOCAB, ROOM, CANVAS)
 
 
 def test_everything_that_has_its_place_is_taken() -> None:
@@ -83,9 +77,18 @@ KINDS = [("fixed", 1), ("among", (1, 2)), ("begin", 1), ("watch", (1, 2))]
 @pytest.mark.parametrize(("kind", "value"), KINDS, ids=[kind for kind, _ in KINDS])
 @pytest.mark.parametrize("position", [-1, ROOM, 10**9, True, False, 1.0, "1", None, (1,)], ids=repr)
 def test_a_position_outside_the_answer_is_refused(kind: str, value: Any, position: Any) -> None:
-    with pytest.raises(InputError, match=r"the answer has positions 0 to 9\. Raise max_tokens") as refused:
+    with pytest.raises(InputError, match=r" positions 0 to 9\. Raise max_tokens") as refused:
         check(**{kind: {position: value}})
-    assert str(refused.value).startswith(f"position {position!r} is pinned")
+    is_beyond = kind == "begin" and isinstance(position, int) and position >= ROOM
+    said = f"canvas has a token at position {position}" if is_beyond else f"position {position!r} is pinned"
+    assert str(refused.value).startswith(said)
+    assert refused.value.field == ("canvas" if is_beyond else "pins")
+
+
+def test_a_canvas_may_begin_with_more_than_is_kept_of_it() -> None:
+    PinnedTokens(begin={ROOM: 1, ROOM + 1: 2}).check(VOCAB, ROOM, canvas_len=4)  # three canvases
+    with pytest.raises(InputError, match=r"at position 12; the canvases of the answer have positions 0 to 11"):
+        PinnedTokens(begin={12: 1}).check(VOCAB, ROOM, canvas_len=4)
 
 
 @pytest.mark.parametrize(("kind", "value"), KINDS, ids=[kind for kind, _ in KINDS])
