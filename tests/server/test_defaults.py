@@ -113,7 +113,7 @@ def test_flags_and_variable_are_read() -> None:
         (["temperature=-1"], "--default temperature is -1; it should be greater than or equal to 0."),
         (["temperature=NaN"], "--default temperature is nan"),
         (["temprature=1"], "did you mean 'temperature'?"),
-        (["max_tokens=5"], "--default max_tokens: a request's default can be one of temperature, "),
+        (["max_tokens=5"], "--default 'max_tokens' has no default of its own. Names: temperature, "),
         (["preset=fastest"], "--default preset is 'fastest'"),
         (["thinking=yes"], "--default thinking is 'yes'; give true or false."),
         (["t_min=3", "t_max=1"], "--default t_min is 3"),

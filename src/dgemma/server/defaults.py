@@ -52,8 +52,8 @@ def read_defaults(defaults: Sequence[Default]) -> RequestDefaults:
         name = default.name
         if name not in NAMES:
             raise InputError(
-                f"--default {name[:60]}: a request's default can be one of {', '.join(NAMES)}"
-                f"{suggestion(name[:60], NAMES)}"
+                f"--default {name[:60]!r} has no default of its own{suggestion(name[:60], NAMES)} "
+                f"Names: {', '.join(NAMES)}."
             )
         if name in given:
             raise InputError(f"--default {name} is given twice; give one value.")
