@@ -26,6 +26,8 @@ def random_call(lm: LanguageModel, rng: random.Random) -> None:
     }
     if rng.random() < 0.3:
         options["logprobs"] = 3
+    if seed % 3 == 0:
+        options["canvas_len"] = "auto"
     if kind == "generate":
         lm.generate(prompt, **options)
     elif kind == "batch":

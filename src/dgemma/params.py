@@ -11,6 +11,7 @@ from dgemma.errors import InputError, suggestion
 
 Decode = Literal["diffuse", "verified", "lossless", "causal", "auto"]
 DECODES: tuple[Decode, ...] = ("diffuse", "verified", "lossless", "causal", "auto")
+CanvasLen = int | Literal["auto"]
 Acceptance = Literal["entropy_bound", "confidence", "fixed"]
 
 MAX_STOP_STRINGS = 16
@@ -37,7 +38,7 @@ class SamplingOptions(TypedDict, total=False):
 
     seed: int | None
     temperature: float | None
-    canvas_len: int | None
+    canvas_len: CanvasLen | None
     decode: Decode | None
     draft_steps: int | None
     verify_threshold: float | None
@@ -115,8 +116,10 @@ class GenerationParams:
     """The same seed gives the same text; None: a random one, returned with the answer."""
     temperature: float = 1.0
     """Scales both ends of the schedule (1: as the checkpoint has it); 0 takes the argmax."""
-    canvas_len: int | None = None
-    """Tokens of a canvas, at most the model's own; None: these. Part of what a seed's text depends on."""
+    canvas_len: CanvasLen | None = None
+    """Tokens of a canvas, at most the model's own; None: these. "auto": as many as `max_tokens` and the
+    response format leave, and fewer as soon as the rest of the canvas is end tokens. Part of what a seed's
+    text depends on."""
     decode: Decode = "diffuse"
     """"diffuse" refines canvases, "causal" writes left to right. "lossless" writes the causal text of the
     same seed, by checking canvases; "verified" keeps what is likely enough. "auto" writes the causal text by
@@ -158,7 +161,7 @@ class GenerationParams:
             ("max_tokens", 1, None), ("seed", -(1 << 63), (1 << 64) - 1),
             ("max_denoising_steps", 1, MAX_STEPS), ("accept_per_step", 1, None),
             ("stability_threshold", 0, None), ("top_k", 1, MAX_TOP_K), ("logprobs", 0, MAX_LOGPROBS),
-            ("draft_steps", 1, MAX_STEPS), ("canvas_len", 1, None),
+            ("draft_steps", 1, MAX_STEPS),
         )  # fmt: skip
         for name, least, most in whole:
             self._check_number(name, int, least, most)
@@ -177,6 +180,12 @@ class GenerationParams:
             raise InputError.about(
                 "t_min", f"is {self.t_min}, t_max is {self.t_max}; t_min must not be larger."
             )
+        if self.canvas_len not in (None, "auto"):
+            given = self.canvas_len
+            if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+                raise InputError.about(
+                    "canvas_len", f'is {given!r}; it must be a whole number of at least 1, or "auto".'
+                )
         self._check_choice("decode", DECODES)
         self._check_choice("acceptance", ("entropy_bound", "confidence", "fixed"))
         self._check_stop()
@@ -259,7 +268,7 @@ class GenerationParams:
 
 
 def _may_be_none(name: str) -> bool:
-    return name in ("max_tokens", "seed", "canvas_len", "top_k", "top_p", "deadline_s", "logprobs")
+    return name in ("max_tokens", "seed", "top_k", "top_p", "deadline_s", "logprobs")
 
 
 def _all_whole(values: Iterable[Any]) -> bool:

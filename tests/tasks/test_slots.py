@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -301,3 +302,17 @@ def test_readings_of_a_sure_model_stay_numbers() -> None:
     (found,) = read(Certain(task_context()), lines(NESTED)).probabilities
     assert sum(found) == pytest.approx(1.0, abs=1e-9)
     assert all(math.isfinite(share) for share in found)
+
+
+def test_with_canvas_len_auto_a_canvas_holds_the_template_and_its_end() -> None:
+    parts = lines(ONE_TOKEN, NESTED)
+    whole = Lines(task_context(), seed=3)
+    task = whole.task
+    short = Lines(replace(task, params=replace(task.params, canvas_len="auto")), seed=3)
+    found = read(short, parts)
+    assert found.probabilities == read(whole, parts).probabilities
+    longest = template_len(parts) + 1
+    for request in short.written:
+        assert request.params.canvas_len == request.params.max_tokens
+        assert longest <= int(request.params.canvas_len or 0) < longest + 8
+    assert {request.params.max_tokens for request in whole.written} == {CANVAS}

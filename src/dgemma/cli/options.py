@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dgemma.cli.views.progress import Notice, byte_progress, print_line
 from dgemma.errors import DgemmaError, InputError
 from dgemma.machine import choose_threads, sample_cpu
-from dgemma.params import DECODES, PRESETS, GenerationParams
+from dgemma.params import DECODES, PRESETS, CanvasLen, GenerationParams
 from dgemma.structured_output.response_format import (
     MAX_FORMAT_CHARS,
     JsonFormat,
@@ -38,9 +38,9 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to write (default: 1024)")
     parser.add_argument(
         "--canvas-len",
-        type=int,
+        type=canvas_len,
         metavar="N",
-        help="tokens of a canvas, for short answers (default: the model's)",
+        help="tokens of a canvas; auto: as many as the answer needs (default: the model's own)",
     )
     parser.add_argument("--preset", choices=PRESETS, help="a trade of speed for care")
     parser.add_argument(
@@ -96,6 +96,14 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compile", action="store_true", help="compile the vocabulary scan (loading takes seconds more)"
     )
+
+
+def canvas_len(text: str) -> CanvasLen:
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of tokens nor auto")
+    return int(text)
 
 
 def thread_count(text: str) -> int | None:

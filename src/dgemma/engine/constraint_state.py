@@ -26,6 +26,14 @@ class ConstraintState:
         self._max_tokens = max_tokens
         self._choices = {} if pinned is None else pinned.choices
 
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens that may still come, without an end token; None: there is no limit."""
+        most = self.constraint.most_tokens
+        if self.constraint.end is not None or most is None or most[self.state] < 0:
+            return None
+        return int(most[self.state])
+
     def advance(self, begin: int, tokens: list[int]) -> None:
         """Tokens from position `begin` on are final."""
         stop = self.constraint.stop(self._max_tokens)

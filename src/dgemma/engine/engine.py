@@ -226,7 +226,8 @@ class Engine:
             decode=decode if chooser is None else chooser.choice,
             chooser=chooser,
             arrived=now,
-            canvas_len=validated.canvas_len,
+            max_canvas_len=validated.canvas_len,
+            max_positions=self._config.max_positions,
             refines=decode not in ("causal", "score"),
             constraint_state=None
             if request.constraint is None
@@ -336,7 +337,8 @@ class Engine:
                 pin_canvas(sequence, self._device)
                 noise = noise if sequence.pins is None else sequence.pins.open(noise)
                 if sequence.leftover:  # of the last draft: what the causal pass did not come to
-                    noise[0, : len(sequence.leftover)] = torch.tensor(sequence.leftover, device=self._device)
+                    leftover = torch.tensor(sequence.leftover[: sequence.canvas_len], device=self._device)
+                    noise[0, : len(leftover)] = leftover
                 self._canvases.write([scheduled.slot], open_canvas(noise), None)
                 pasts[sequence.canvas_len][scheduled.slot] = canvas
             images = sequence.images_from(scheduled.start, scheduled.stop)
@@ -437,6 +439,8 @@ class Engine:
             self._draft(sequence, guess)
         elif sample.settled:
             self._settle(sequence, guess, steps=sequence.steps, sample=sample)
+        elif stepped is not None and sequence.cut_canvas(stepped.state):
+            pin_canvas(sequence, self._device)
 
     def _draft(self, sequence: SequenceState, guess: list[int]) -> None:
         """Have the causal pass check a canvas, up to its end token and to max_tokens."""
@@ -488,6 +492,7 @@ class Engine:
         else:
             new = guess if accepted is None else guess[-1:]
             sequence.choose_decode(steps, len(guess))
+            sequence.size_canvas()
             sequence.context += new
             self._scheduler.set_phase(sequence.request_id, COMMIT, new)
 

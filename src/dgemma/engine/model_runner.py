@@ -30,7 +30,7 @@ from dgemma.sampling.pinned import (
     watched_log_probs,
 )
 from dgemma.sampling.rng import NoiseKey, NoiseStream, noise_key, random_tokens
-from dgemma.sampling.sampler import CanvasState, Sampler, step
+from dgemma.sampling.sampler import CanvasState, LeftOut, Sampler, step
 from dgemma.sampling.top_k import NUCLEUS, TopK, truncation_floor
 from dgemma.sampling.vocab_scan import (
     ScanOptions,
@@ -173,11 +173,13 @@ def sample_step(
     bias: Tensor | None = None,
     pins: Sequence[CanvasPins | None] | None = None,
     constraints: Sequence[CanvasConstraint] | None = None,
+    left_out: LeftOut | None = None,
 ) -> tuple[CanvasState, VocabScan]:
     """From a forward's hidden states to the next canvases: scan the vocabulary, accept and renoise.
 
     `pins`: the pinned positions of each canvas. `constraints`: the constraint of each canvas, if the rows
-    are constrained. Without constraints, reads nothing back from the device.
+    are constrained. Without constraints, reads nothing back from the device. `left_out`: what the canvases
+    are shorter by.
     """
     # int32, as the reference counts: the temperature's last bit depends on it.
     left = (sampler.num_steps - state.steps).to(torch.int32)
@@ -203,7 +205,7 @@ def sample_step(
                     scan, row, hidden[row], model.head, temperature[only], draws, row_pins.allowed, own
                 )
     noise = canvas_noise(sampler, key, NoiseStream.RENOISE, state.canvas.shape[1], model.config)
-    return step(state, scan, noise, sampler, free), scan
+    return step(state, scan, noise, sampler, free, left_out), scan
 
 
 def canvas_noise(
@@ -419,6 +421,9 @@ def sample_canvases(
         None
         if first.constraint_state is None
         else [sequence.canvas_constraint for sequence in sequences if sequence.canvas_constraint is not None],
+        LeftOut([sequence.num_certain for sequence in sequences], model.config.canvas_len)
+        if first.sizes_canvas
+        else None,
     )
     # The only host sync of a step.
     settled = state.settled.tolist()

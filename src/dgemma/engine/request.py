@@ -15,7 +15,7 @@ from dgemma.engine.request_images import check_images
 from dgemma.errors import InputError, suggestion
 from dgemma.images.preprocess import PlacedImage
 from dgemma.model.config import ModelConfig
-from dgemma.params import MAX_LOGPROBS, GenerationParams
+from dgemma.params import MAX_LOGPROBS, CanvasLen, GenerationParams
 from dgemma.structured_output.constraint import Constraint
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ TokenIds = tuple[int, ...]
 Ids = TokenIds
 
 DEFAULT_MAX_TOKENS = 1024
+CANVAS_STEP = 8  # canvas_len "auto" chooses among its multiples
 MAX_SET_TOKENS = 1 << 22  # in all sets of a request together
 # Each bias is read in every vocabulary scan, so their number is limited.
 MAX_LOGIT_BIASES = 1024
@@ -152,7 +153,7 @@ class ValidatedRequest:
     request: EngineRequest
     decode: str  # of `params`; "diffuse" where there are pins; or "score"
     max_tokens: int  # that it may write
-    canvas_len: int  # of its canvases
+    canvas_len: int  # of its canvases, at most
     max_len: int  # tokens that its context may hold
 
 
@@ -182,7 +183,8 @@ def validate_request(
             request=request, decode="score", max_tokens=0, canvas_len=config.canvas_len, max_len=length
         )
     canvas_len = resolve_canvas_len(config.canvas_len, params.canvas_len)
-    max_tokens = resolve_max_tokens(config.max_positions, canvas_len, len(request.prompt), params.max_tokens)
+    unit = canvas_unit(config.canvas_len, params.canvas_len)
+    max_tokens = resolve_max_tokens(config.max_positions, unit, len(request.prompt), params.max_tokens)
     decode: str = params.decode
     if pinned:
         if params.decode not in ("diffuse", "auto"):
@@ -197,7 +199,7 @@ def validate_request(
     if request.constraint is not None:
         _check_constraint(request.constraint, params, config.vocab_size, max_tokens, pinned)
     # The last token, or the last canvas, is never encoded.
-    by_canvas = (max_tokens - 1) // canvas_len * canvas_len
+    by_canvas = (max_tokens - 1) // unit * unit
     encoded = by_canvas if decode == "diffuse" else max_tokens - 1
     return ValidatedRequest(
         request=request,
@@ -252,27 +254,39 @@ def check_prompt(prompt: Sequence[int], vocab_size: int, which: str = "the promp
         )
 
 
-def resolve_canvas_len(own: int, requested: int | None) -> int:
-    """The length of a request's canvases; `own`: the model's."""
-    if requested is not None and requested > own:
+def resolve_canvas_len(own: int, requested: CanvasLen | None) -> int:
+    """The length of a request's canvases, at most; `own`: the model's."""
+    if requested is None or requested == "auto":
+        return own
+    if requested > own:
         raise InputError.about(
             "canvas_len", f"is {requested}; this model's own canvas has {own} tokens. Give at most these."
         )
-    return own if requested is None else requested
+    return requested
 
 
-def most_new_tokens(max_positions: int, canvas_len: int, prompt_len: int) -> int:
+def canvas_unit(own: int, requested: CanvasLen | None) -> int:
+    """Canvases begin and end at multiples of this many tokens of the answer."""
+    return 1 if requested == "auto" else resolve_canvas_len(own, requested)
+
+
+def auto_canvas_len(num_tokens: int, most: int) -> int:
+    """The canvas for at most `num_tokens`: few different lengths, so that requests share a batch."""
+    return min(-(-num_tokens // CANVAS_STEP) * CANVAS_STEP, most)
+
+
+def most_new_tokens(max_positions: int, unit: int, prompt_len: int) -> int:
     """How many tokens may be written after a prompt: only whole canvases fit."""
-    return max(0, max_positions - prompt_len) // canvas_len * canvas_len
+    return max(0, max_positions - prompt_len) // unit * unit
 
 
-def resolve_max_tokens(max_positions: int, canvas_len: int, prompt_len: int, requested: int | None) -> int:
+def resolve_max_tokens(max_positions: int, unit: int, prompt_len: int, requested: int | None) -> int:
     """How many tokens may be written."""
-    limit = most_new_tokens(max_positions, canvas_len, prompt_len)
+    limit = most_new_tokens(max_positions, unit, prompt_len)
     if limit == 0:
         raise InputError(
             f"the prompt has {prompt_len} tokens; this model's context of {max_positions} then has no "
-            f"room for a canvas of {canvas_len}. Shorten the prompt.",
+            f"room for a canvas of {unit}. Shorten the prompt.",
             field="prompt",
             code="context_length_exceeded",
         )

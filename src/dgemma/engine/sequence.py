@@ -11,7 +11,7 @@ from torch import Tensor
 from dgemma.engine.constraint_state import ConstraintState
 from dgemma.engine.decode_cost import DecodeChooser
 from dgemma.engine.output import OutputBuilder
-from dgemma.engine.request import EngineRequest
+from dgemma.engine.request import EngineRequest, auto_canvas_len
 from dgemma.events import CanvasStep, Finish, LogProbs, Timings
 from dgemma.images.preprocess import PlacedImage
 from dgemma.model.kv_cache import NewKeysValues, PastKeysValues
@@ -63,8 +63,12 @@ class SequenceState:
     sampler: Sampler
     decode: str  # of `GenerationParams`, or "score"; of "auto" the one that is chosen now
     arrived: float
-    canvas_len: int  # of its canvases
     context: list[int]  # tokens that are, or are about to be, in the context
+    max_canvas_len: int
+    max_positions: int
+    canvas_len: int = 0  # of the running canvas, or of the next one
+    num_certain: int = 0  # positions that it leaves out, because they hold end tokens for certain
+    cut_tail: list[int] = field(default_factory=list)  # of these, the tokens it had before it was cut
     cached: int = 0  # of these, found in the prefix cache
     constraint_state: ConstraintState | None = None  # its DFA state
     canvas_constraint: CanvasConstraint | None = None  # of the running canvas
@@ -81,6 +85,47 @@ class SequenceState:
     phase_s: dict[str, float] = field(default_factory=dict)  # seconds by phase
     queue_s: float = 0.0
     first_commit_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.size_canvas()
+
+    @property
+    def sizes_canvas(self) -> bool:
+        return self.request.params.canvas_len == "auto"
+
+    def size_canvas(self) -> None:
+        """Choose the length of the next canvas."""
+        self.canvas_len, self.num_certain, self.cut_tail = self.max_canvas_len, 0, []
+        if not self.sizes_canvas:
+            return
+        written = len(self.output.tokens)
+        room = self.max_positions - len(self.request.prompt) - written
+        left = self.output.max_tokens - written
+        self.canvas_len = auto_canvas_len(left, min(self.max_canvas_len, room))
+        rest = None if self.constraint_state is None else self.constraint_state.most_tokens
+        if rest is not None:
+            most, self.canvas_len = self.canvas_len, auto_canvas_len(rest + 1, self.canvas_len)
+            self.num_certain = most - self.canvas_len
+
+    def cut_canvas(self, state: CanvasState) -> bool:
+        """Cut the running canvas behind its end token, as soon as all positions from there on hold one.
+
+        They do if the sampler accepts them: the next step would have read them as they are. -> Whether the
+        canvas is shorter now.
+        """
+        if not self.sizes_canvas or self.request.pinned is not None or self.sampler.unmask is not None:
+            return False
+        ends = () if self.request.params.ignore_end else self.request.params.end_tokens
+        argmax, accepted = state.argmax[0].tolist(), state.accepted[0].tolist()
+        end = self.canvas_len
+        while end and accepted[end - 1] and argmax[end - 1] in ends:
+            end -= 1
+        length = auto_canvas_len(end + 1, self.canvas_len)
+        self.cut_tail = argmax[length:] + self.cut_tail
+        self.num_certain += self.canvas_len - length
+        is_shorter = length < self.canvas_len
+        self.canvas_len = length
+        return is_shorter
 
     def images_from(self, start: int, stop: int) -> tuple[PlacedImage, ...]:
         """The images of the prompt that begin at positions from `start` to `stop`."""
@@ -141,6 +186,7 @@ class SequenceState:
             self.is_causal,
             None if self.draft is None else (self.decode, params.verify_threshold),
             None if self.is_causal or self.draft is not None else self.canvas_len,
+            self.sizes_canvas,
             rules if self.draft is None else None,
             scan,
             bool(self.request.logit_bias),
@@ -151,16 +197,19 @@ class SequenceState:
         """What a trace records of a step; `state` is that of this canvas after it."""
         pinned = () if self.pins is None else (~self.pins.free).nonzero()[:, 0].tolist()
         logprobs = sample.logprobs()
+        tail = self.cut_tail
+        if logprobs is not None:
+            logprobs += [()] * len(tail)
         return CanvasStep(
             row=self.request.row,
             canvas=self.output.canvas,
             step=self.steps,
             at_s=now - self.arrived,
-            tokens=tuple(state.canvas[0].tolist()),
+            tokens=(*state.canvas[0].tolist(), *tail),
             accepted=tuple(state.accepted[0].nonzero()[:, 0].tolist()),
             pinned=tuple(pinned),
-            argmax=tuple(state.argmax[0].tolist()),
-            entropy=tuple(sample.entropy.tolist()),
+            argmax=(*state.argmax[0].tolist(), *tail),
+            entropy=(*sample.entropy.tolist(), *[0.0] * len(tail)),
             logprobs=None if logprobs is None else tuple(logprobs),
         )
 

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dgemma.engine.request import EngineRequest, most_new_tokens
+from dgemma.engine.request import EngineRequest, canvas_unit, most_new_tokens
 from dgemma.errors import DgemmaError
 from dgemma.events import CanvasStep, Commit, Draft, Finish, PromptScored
 from dgemma.images.preprocess import ImageSettings
-from dgemma.params import GenerationParams
+from dgemma.params import CanvasLen, GenerationParams
 
 
 class BusyError(DgemmaError):
@@ -74,9 +74,9 @@ class ServedModel:
     image_settings: ImageSettings | None = None  # None: it has no vision tower
     fingerprint: str = ""  # changes when the same seed may give another text
 
-    def max_new_tokens(self, prompt_len: int, canvas_len: int | None = None) -> int:
+    def max_new_tokens(self, prompt_len: int, canvas_len: CanvasLen | None = None) -> int:
         """How many tokens may be written after a prompt, in canvases of `canvas_len` (the model's own)."""
-        return most_new_tokens(self.max_positions, canvas_len or self.canvas_len, prompt_len)
+        return most_new_tokens(self.max_positions, canvas_unit(self.canvas_len, canvas_len), prompt_len)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -260,16 +261,33 @@ def open_canvas(noise: Tensor) -> CanvasState:
     )
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """Positions that canvases are shorter by, because they hold end tokens for certain."""
+
+    counts: Sequence[int]  # of each row
+    canvas_len: int  # a whole canvas: sums run over as many positions, so that no batch changes their bits
+
+    def add(self, entropy: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
+        """`entropy` and `free` [rows, canvas], with these positions at the end: free, and without entropy."""
+        more = (entropy.shape[0], self.canvas_len - entropy.shape[1])
+        count = torch.tensor(self.counts, device=entropy.device)
+        certain = torch.arange(more[1], device=entropy.device) < count[:, None]
+        return torch.cat((entropy, entropy.new_zeros(more)), 1), torch.cat((free, certain), 1)
+
+
 def step(
     state: CanvasState,
     scan: VocabScan,
     noise: Tensor,
     sampler: Sampler,
     free: Tensor | None = None,
+    left_out: LeftOut | None = None,
 ) -> CanvasState:
     """Accept, renoise and test for the end. A settled canvas does not change, whatever shares its batch.
 
     `noise` [rows, canvas]: fresh random tokens, or the mask token everywhere if the sampler unmasks.
+    `left_out` counts when the canvas is tested for its end, as it would on a whole canvas.
     """
     free = torch.ones_like(state.canvas, dtype=torch.bool) if free is None else free
     if sampler.unmask is not None:
@@ -285,7 +303,8 @@ def step(
     if sampler.unmask is not None:
         settled = (accepted | ~free).all(-1)
     else:
-        settled = sampler.stop(unchanged, scan.entropy, free)
+        entropy, counted = (scan.entropy, free) if left_out is None else left_out.add(scan.entropy, free)
+        settled = sampler.stop(unchanged, entropy, counted)
     settled = settled | (steps >= sampler.num_steps)
     kept = state.settled
     return CanvasState(

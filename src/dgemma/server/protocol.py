@@ -34,6 +34,10 @@ StopField = Annotated[
         }
     ),
 ]
+# Checked like `StopField`.
+CanvasLenField = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}, _NULL]})
+]
 LogitBiasField = Annotated[
     dict[str, Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]],
     Field(max_length=MAX_LOGIT_BIASES),
@@ -96,7 +100,7 @@ class SamplingFields(CommonFields):
 
     preset: _Preset | None = Field(None, description="A set of options; those that are given override it.")
     acceptance: _Acceptance | None = Field(None, description="Which positions of a canvas keep their token.")
-    canvas_len: int | None = Field(None, ge=1, le=MAX_INT, description="Tokens of a canvas, if fewer.")
+    canvas_len: CanvasLenField | None = Field(None, description="Tokens of a canvas, if fewer.")
     max_denoising_steps: int | None = Field(None, ge=1, le=MAX_STEPS, description="Of one canvas.")
     t_min: float | None = Field(None, ge=0, le=100)
     t_max: float | None = Field(None, ge=0, le=100)

@@ -14,12 +14,12 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from dgemma.engine.request import EngineRequest, resolve_canvas_len
+from dgemma.engine.request import EngineRequest, canvas_unit
 from dgemma.engine.service import ServedModel
 from dgemma.errors import suggestion
 from dgemma.events import Answer
 from dgemma.images.preprocess import PlacedImage
-from dgemma.params import MAX_LOGPROBS, GenerationParams
+from dgemma.params import MAX_LOGPROBS, CanvasLen, GenerationParams
 from dgemma.server.defaults import without_presets
 from dgemma.server.http.errors import ApiError, context_too_long, invalid, shown
 from dgemma.server.http.settings import Settings
@@ -129,9 +129,8 @@ class ServingBase:
         """Check what does not depend on the response format -> what the writer needs."""
         check_streaming(request)
         num_choices = self.check_choices(len(prompts.tokens), request.answers_per_prompt)
-        canvas_len = resolve_canvas_len(self.served.canvas_len, request.canvas_len)
         for tokens in prompts.tokens:
-            self._check_prompt(tokens, prompts, canvas_len)
+            self._check_prompt(tokens, prompts, request.canvas_len)
         return GenerationInfo(
             head=self.head(request, prefix),
             num_choices=num_choices,
@@ -253,7 +252,7 @@ class ServingBase:
                 field,
             )
 
-    def _check_prompt(self, prompt: tuple[int, ...], prompts: Prompts, canvas_len: int) -> None:
+    def _check_prompt(self, prompt: tuple[int, ...], prompts: Prompts, canvas_len: CanvasLen | None) -> None:
         served, field, limit = self.served, prompts.field, prompts.max_tokens
         if not prompt:
             raise invalid(f"{field} holds no token; give it some text.", field)
@@ -265,7 +264,7 @@ class ServingBase:
         if most_new == 0 or (most is not None and len(prompt) > most):
             rule = (
                 f"this model's context of {served.max_positions} then has no room for a canvas of "
-                f"{canvas_len}"
+                f"{canvas_unit(served.canvas_len, canvas_len)}"
                 if most_new == 0
                 else f"this server takes at most {most}"
             )

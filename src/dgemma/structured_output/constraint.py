@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dgemma.structured_output.dfa import longest_text
 from dgemma.structured_output.response_format import ResponseFormat
-from dgemma.structured_output.token_dfa import TokenDFA
+from dgemma.structured_output.token_dfa import Ints, TokenDFA
 
 Bools = NDArray[np.bool_]
 TokenChoices = Mapping[int, tuple[int, ...]]
 """Pinned positions of the answer: the tokens allowed at each."""
 _ANY_TOKEN = range(1 << 31)
+_MAX_SEARCHED = 4_000_000  # entries of a transition table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,19 @@ class Constraint:
         _ANY_TOKEN  # at max_tokens, an answer that ends with one is not truncated
     )
     source: ConstraintSource | None = None
+
+    @cached_property
+    def most_tokens(self) -> Ints | None:
+        """The most tokens of a text from each state, without its end token; -1: there is no limit.
+
+        None: the table is too large to look for it.
+        """
+        transitions = self.token_dfa.transitions
+        if transitions.size > _MAX_SEARCHED:
+            return None
+        text = transitions.copy()
+        text[np.unique(self.token_dfa.class_of_token[list(self.end_tokens)])] = -1
+        return longest_text(np.ascontiguousarray(text.T)) - 1
 
     def stop(self, max_tokens: int) -> int:
         return max_tokens if self.end is None else self.end

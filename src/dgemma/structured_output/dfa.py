@@ -198,7 +198,7 @@ def _without_dead_states(transitions: Ints, accepts: Bools) -> tuple[Ints, Bools
     return number[transitions[alive]], accepts[alive]
 
 
-def _longest_text(transitions: Ints) -> Ints:
+def longest_text(transitions: Ints) -> Ints:
     """One more than the length of the longest text from each state; 0 where lengths are unbounded.
 
     No state is dead, so a longest path ends in an accepting state. States are removed in reverse topological
@@ -238,7 +238,7 @@ def _minimize(transitions: Ints, accepts: Bools, budget: TimeBudget) -> tuple[In
     bounds = np.searchsorted(sources, np.arange(len(transitions) + 1))
     factors = np.random.default_rng(0).integers(1, 1 << 62, transitions.shape[1] + 1, dtype=np.uint64)
     factor = (factors | np.uint64(1))[symbols]
-    block = _longest_text(transitions).astype(np.uint64) * np.uint64(2) + accepts.astype(np.uint64)
+    block = longest_text(transitions).astype(np.uint64) * np.uint64(2) + accepts.astype(np.uint64)
     count = 0
     for _ in range(_MAX_MINIMIZE_WORK // max(1, len(targets)) + 2):
         budget.check()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from dgemma.engine.request import EngineRequest, PinnedTokens, TokenIds
+from dgemma.engine.request import EngineRequest, PinnedTokens, TokenIds, auto_canvas_len
 from dgemma.params import GenerationParams
 from dgemma.structured_output.compiler import GrammarCompiler
 from dgemma.structured_output.constraint import Constraint
@@ -57,6 +57,8 @@ class TaskContext:
         params = replace(
             self.params, max_tokens=max_tokens, seed=None, ignore_end=True, stop=(), decode="diffuse"
         )
+        if params.canvas_len is not None:
+            params = replace(params, canvas_len=self.canvas_len)  # where "auto", the task has chosen
         return EngineRequest(
             prompt=prompt,
             seed=self.seed if seed is None else seed,
@@ -94,6 +96,12 @@ class TaskContext:
         return EngineRequest(
             prompt=prompt, seed=0, params=params, adapter=self.adapter, id=self.id, score_from=score_from
         )
+
+    def sized(self, num_tokens: int) -> TaskContext:
+        """For canvases that hold at most `num_tokens` before their end tokens."""
+        if self.params.canvas_len != "auto":
+            return self
+        return replace(self, canvas_len=auto_canvas_len(num_tokens + 1, self.canvas_len))
 
     @property
     def end_token(self) -> int:

@@ -100,6 +100,7 @@ def read_slots(
             f"the template has up to {template_len(parts)} tokens; "
             f"a canvas has {task.canvas_len}. Shorten it."
         )
+    task = task.sized(template_len(parts))
     # A label that another one begins with is distinguished by the token after the slot.
     follow = {at: _follower(parts, at, task.end_token) for at in slots}
     leaves: dict[int, dict[Ids, float]] = {at: {} for at in slots}

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from dgemma.errors import InputError
 from dgemma.server.http.errors import invalid
 from dgemma.server.protocol import (
+    CanvasLenField,
     CommonFields,
     InputTokensDetails,
     OutputTokensDetails,
@@ -172,6 +173,9 @@ class DecisionRequest(CommonFields):
         min_length=1,
         max_length=MAX_QUESTIONS,
         examples=[[{"type": "predicate", "instructions": "Is the customer unhappy?"}]],
+    )
+    canvas_len: CanvasLenField | None = Field(
+        None, description="Tokens of a canvas; auto: no more than needed."
     )
 
     def to_questions(self) -> list[Question]:
