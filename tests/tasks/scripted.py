@@ -117,7 +117,7 @@ class Scripted:
         room = params.max_tokens if is_causal else -(-params.max_tokens // task.canvas_len) * task.canvas_len
         assert len(request.prompt) + room <= task.max_positions
         given = request.pinned or PinnedTokens()
-        given.check(task.vocab_size, params.max_tokens)
+        given.check(task.vocab_size, params.max_tokens, task.canvas_len)
         tokens: list[int] = []
         logprobs: list[LogProbs] = []
         watched: list[tuple[int, LogProbs]] = []

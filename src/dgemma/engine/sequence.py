@@ -101,6 +101,8 @@ class SequenceState:
         written = len(self.output.tokens)
         room = self.max_positions - len(self.request.prompt) - written
         left = self.output.max_tokens - written
+        if self.request.pinned is not None and self.request.pinned.begin:  # may begin with more than is kept
+            left = max(left, max(self.request.pinned.begin) + 1 - written)
         self.canvas_len = auto_canvas_len(left, min(self.max_canvas_len, room))
         rest = None if self.constraint_state is None else self.constraint_state.most_tokens
         if rest is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from dgemma.engine.request import EngineRequest, canvas_unit
+from dgemma.engine.request import EngineRequest, canvas_unit, resolve_canvas_len
 from dgemma.engine.service import ServedModel
 from dgemma.errors import suggestion
 from dgemma.events import Answer
