@@ -87,7 +87,9 @@ def test_a_position_outside_the_answer_is_refused(kind: str, value: Any, positio
 
 def test_a_canvas_may_begin_with_more_than_is_kept_of_it() -> None:
     PinnedTokens(begin={ROOM: 1, ROOM + 1: 2}).check(VOCAB, ROOM, canvas_len=4)  # three canvases
-    with pytest.raises(InputError, match=r"at position 12; the canvases of the answer have positions 0 to 11"):
+    with pytest.raises(
+        InputError, match=r"at position 12; the canvases of the answer have positions 0 to 11"
+    ):
         PinnedTokens(begin={12: 1}).check(VOCAB, ROOM, canvas_len=4)
 
 
