@@ -73,7 +73,7 @@ def test_a_taken_directory_and_a_full_disk_are_refused_before_anything_is_read(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_choices_of_the_option_are_the_runtimes() -> None:
+def test_the_choices_of_the_option_are_the_runtimes_and_the_files() -> None:
     import argparse
 
     from dgemma.checkpoint.export import RUNTIMES
@@ -81,4 +81,4 @@ def test_the_choices_of_the_option_are_the_runtimes() -> None:
     parser = argparse.ArgumentParser()
     export.add_arguments(parser)
     (to,) = (action for action in parser._actions if action.dest == "to")
-    assert to.choices == tuple(RUNTIMES)
+    assert to.choices == (*RUNTIMES, *export._FORMATS)
