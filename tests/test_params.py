@@ -19,7 +19,7 @@ from dgemma.structured_output.response_format import FORMAT_OPTIONS
         ({"max_tokens": 0}, "max_tokens is 0; it must be a whole number at least 1"),
         ({"max_tokens": 2.5}, "max_tokens is 2.5; it must be a whole number"),
         ({"max_tokens": True}, "max_tokens is True"),
-        ({"canvas_len": 0}, "canvas_len is 0; it must be a whole number at least 1"),
+        ({"canvas_len": 0}, 'canvas_len is 0; it must be a whole number of at least 1, or "auto".'),
         ({"seed": 1 << 64}, "seed is 18446744073709551616"),
         ({"temperature": -1}, "temperature is -1; it must be a number from 0 to 100"),
         ({"temperature": float("nan")}, "temperature is nan"),
@@ -84,6 +84,6 @@ def test_presets_are_valid(preset: str) -> None:
 
 def test_typed_keyword_options_are_the_fields_of_the_parameters_and_the_response_formats() -> None:
     names = {field.name for field in fields(GenerationParams)}
-    assert set(GenerateOptions.__annotations__) == names | set(FORMAT_OPTIONS)
+    assert set(GenerateOptions.__annotations__) == names | {"pins", "canvas"} | set(FORMAT_OPTIONS)
     assert set(SamplingOptions.__annotations__) == names - {"max_tokens", "stop", "deadline_s"}
     assert set(InfillOptions.__annotations__) == set(SamplingOptions.__annotations__) | set(FORMAT_OPTIONS)

@@ -65,6 +65,8 @@ def test_every_matrix_can_be_another_kind_without_touching_a_layer() -> None:
     lm, twin = make_ours(make_oracle(CASE)), make_ours(make_oracle(CASE))
     num_values = sum(shape.kind is LayerKind.SLIDING for shape in lm.config.layers)
     num_matrices = 1 + 3 + 7 * len(lm.config.layers) + num_values
+    assert lm.transformer.vision is not None
+    num_matrices += sum(type(module) is PlainLinear for module in lm.transformer.vision.modules())
     assert replace_all(lm.transformer, PlainLinear, Int8Matrix) == num_matrices
 
     def round_plain(plain: PlainLinear) -> PlainLinear:

@@ -78,8 +78,8 @@ def test_a_frozen_part_is_left_alone_and_the_rest_is_trained(part: str, stack: T
 
 
 def test_the_parts_cover_every_parameter_once(stack: Transformer) -> None:
-    every = {name for name, _ in stack.named_parameters()}
-    assert set(choose_trained(stack, [])) == every
+    every = {name for name, _ in stack.named_parameters() if not name.startswith("vision.")}
+    assert set(choose_trained(stack, [])) == every, "training is on text: the tower stays as it is"
     frozen = [every - set(choose_trained(stack, [part])) for part in EVERY_PART]
     assert sorted(name for names in frozen for name in names) == sorted(every)
 
