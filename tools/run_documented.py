@@ -58,11 +58,12 @@ def main(page: str) -> None:
         for language, text in blocks:
             print(f"--- {language}\n{text}", flush=True)
             run(*(("bash", "-euo", "pipefail", "-c") if language == "sh" else ("python", "-c")), text)
+        wheel = next((tree / "dist").glob("*.whl"))
+        run("python", "-m", "pip", "install", "--quiet", f"{wheel}[server]")  # the agent's example serves
         run("dgemma", "new", "--preset", "tiny", "my-model")
         for example in sorted((tree / "examples").glob("*.py")):
             print(f"--- {example.name}", flush=True)
             run("python", str(example), "my-model")
-        wheel = next((tree / "dist").glob("*.whl"))
         print(f"wheel: {wheel.stat().st_size / 1e3:.0f} kB")
         seconds = []
         for _ in range(7):  # of the processor: others may be busy beside it
