@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ def peak_growth_bytes(run: Callable[[], Any], device: torch.device) -> int | Non
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:  # not glibc
         return None
+    gc.collect()  # what `run` happened to collect would hide as much of its growth
     trim(0)
     try:
         _CLEAR.write_text("5")  # reset the peak
