@@ -5,8 +5,8 @@
 All ways on each example in turn; the ratio is that of the processor's seconds of this process, full canvas by
 way, with its quartiles; the wall's beside it. "auto" is canvas_len="auto"; a number is a canvas of that many.
 
-speed: random weights, a canvas of 256, 12 steps on each canvas, whatever it holds. Speed only: what random
-weights write means nothing.
+speed: random weights of the presets small (hidden size 256) and medium (1024, and the released vocabulary), a
+canvas of 256, 12 steps on each canvas, whatever it holds. What random weights write means nothing.
 forms: `bundled:forms` (128 positions) writes the first fields of a record, in compact JSON or as a form,
 whichever it likes, under a schema that allows no others; a record counts if all fields are right.
 text: `bundled:text` (32 positions) answers a question about a scene with one of four words: by a choice of
@@ -139,8 +139,16 @@ def content(found: Any) -> Any:
 
 
 def speed(rounds: int) -> dict[str, Any]:
+    one_by_one = [(length, 1) for length in LENGTHS]
+    return {
+        "small": speed_of("small", [*one_by_one, (16, 8)], rounds),
+        "medium": speed_of("medium", one_by_one, min(rounds, 3)),  # half a minute per answer
+    }
+
+
+def speed_of(preset: str, cases: Sequence[tuple[int, int]], rounds: int) -> dict[str, Any]:
     """A canvas of 256 on random weights: the text has no meaning, and does not end by itself."""
-    config = replace(PRESETS["small"].config, canvas_len=256)
+    config = replace(PRESETS[preset].config, canvas_len=256)
     torch.manual_seed(0)
     transformer = Transformer(config, dtype=torch.float32, device="cpu")
     for tensor in (*transformer.parameters(), *transformer.buffers()):
@@ -157,13 +165,13 @@ def speed(rounds: int) -> dict[str, Any]:
         return write
 
     found = {}
-    for num_tokens, at_once in (*((length, 1) for length in LENGTHS), (16, 8)):
+    for num_tokens, at_once in cases:
         ways = {
             "full": written(num_tokens, at_once),
             "auto": written(num_tokens, at_once, canvas_len="auto"),
         }
         name = f"{num_tokens} tokens, {at_once} at once"
-        found[name] = compare([ways] * rounds, f"speed, {name}", is_judged=False)
+        found[name] = compare([ways] * rounds, f"speed, {preset}, {name}", is_judged=False)
     return {"hidden": config.hidden_size, "vocabulary": config.vocab_size, "canvas": 256, "tokens": found}
 
 

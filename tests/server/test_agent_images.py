@@ -58,10 +58,23 @@ def test_without_a_tower_an_image_is_refused_by_its_place() -> None:
     assert error_of(post(app_of(), RESPONSES, body))["param"] == "input.0.content.1"
 
 
-def test_an_image_of_a_kept_response_must_be_sent_again() -> None:
-    app, _ = seeing()
+def test_the_images_of_a_kept_response_are_those_of_what_continues_it() -> None:
+    app, text = seeing()
     first = post(app, RESPONSES, {**RESPONSE, "input": [ASKED]}).json()
-    body = {**RESPONSE, "input": "And now?", "previous_response_id": first["id"]}
-    error = error_of(post(app, RESPONSES, body))
-    assert error["param"] == "previous_response_id.content.1"
-    assert "of an earlier request; send it again" in error["message"]
+    second = {**RESPONSE, "input": "And now?", "previous_response_id": first["id"]}
+    third = {**RESPONSE, "input": [ASKED], "previous_response_id": post(app, RESPONSES, second).json()["id"]}
+    text.images.clear()
+    assert post(app, RESPONSES, third).status_code == 200
+    assert [image.digest for image in text.images] == [PATCHES.digest, PATCHES.digest]
+    counted = {name: third[name] for name in ("model", "input", "previous_response_id")}
+    text.images.clear()
+    assert post(app, f"{RESPONSES}/input_tokens", counted).status_code == 200
+    assert len(text.images) == 2
+
+
+def test_the_images_of_a_kept_response_count_against_the_limit() -> None:
+    app, _ = seeing(max_images=2)
+    first = post(app, RESPONSES, {**RESPONSE, "input": [ASKED]}).json()
+    two = {"role": "user", "content": [ITEM, ITEM]}
+    body = {**RESPONSE, "input": [two], "previous_response_id": first["id"]}
+    assert error_of(post(app, RESPONSES, body))["code"] == "too_many_images"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jsonschema
 import pytest
 
 from dgemma.server.chat.protocol import (
@@ -16,6 +17,7 @@ from dgemma.server.decisions.protocol import DecisionResponse, NamedDecisionResp
 from dgemma.server.edit.protocol import EditCompletionResponse
 from dgemma.server.http.models import ModelList
 from dgemma.server.http.openapi import GENERATING_ERRORS, TEXT_ERRORS
+from dgemma.server.images import image_url
 from dgemma.server.infill.protocol import InfillChunk, InfillResponse
 from dgemma.server.protocol import ErrorResponse
 from server.canvas_bodies import (
@@ -32,6 +34,7 @@ from server.canvas_bodies import (
 )
 from server.fake_engine import FakeEngine
 from server.served import CHAT, COMPLETIONS, HELLO, ONCE, app_of, ask, events_of, post
+from server.test_images import chat_part
 
 
 def schema_of(**settings: Any) -> dict[str, Any]:
@@ -85,6 +88,15 @@ def test_requests_are_closed_and_know_this_servers_limits() -> None:
     assert properties["n"]["anyOf"][0]["maximum"] == 5
     assert properties["max_tokens"]["anyOf"][0]["maximum"] == 4080
     assert UNSUPPORTED_IN_CHAT.keys() < properties.keys()
+
+
+def test_a_message_may_hold_the_image_parts_that_are_read() -> None:
+    field = schema_of()["components"]["schemas"]["ChatCompletionRequest"]["properties"]["messages"]
+    user = jsonschema.Draft202012Validator(field["items"])
+    for part in (chat_part("data:,"), {"type": "input_image", "image_url": "data:,", "detail": "low"}):
+        assert user.is_valid({"role": "user", "content": [part]})
+        assert not user.is_valid({"role": "user", "content": [{**part, "fps": 1}]})
+        assert image_url(part) == "data:,"
 
 
 def test_keys_are_described_where_they_are_needed() -> None:

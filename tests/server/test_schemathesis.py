@@ -18,7 +18,8 @@ import pytest
 
 from server.fake_engine import FakeEngine
 from server.real_server import RealServer, serving, write_model
-from server.served import COMPLETIONS, app_of, on_a_port
+from server.served import COMPLETIONS, on_a_port
+from server.test_images import GEOMETRY, seeing
 from sizes import IS_FULL
 
 KEY = "a-key"
@@ -64,8 +65,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 def test_no_border_that_is_described_makes_a_5xx_or_an_undescribed_reply(tmp_path: Path) -> None:
     """Replies have a described status, type and form, what breaks the description is refused, and nothing is
     open without a key."""
-    engine = FakeEngine(adapters=("sums",), max_positions=64)
-    app = app_of(engine, api_keys=(KEY,), max_choices=2, request_timeout_s=5)
+    engine = FakeEngine(adapters=("sums",), max_positions=64, image_settings=GEOMETRY)
+    app, _ = seeing(engine, api_keys=(KEY,), max_choices=2, request_timeout_s=5)
     with on_a_port(app) as address:
         run(tmp_path, address, "--phases", "coverage")
     statuses: Counter[int] = Counter()

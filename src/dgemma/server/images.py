@@ -201,6 +201,10 @@ class ImageLoader:
         )
 
     @property
+    def takes_any(self) -> bool:
+        return self._image_settings is not None
+
+    @property
     def max_body_bytes(self) -> int:
         """Of a body with images: as base64 they are a third larger."""
         return self._settings.max_image_bytes * 4 // 3 + 4096 if self._image_settings is not None else 0

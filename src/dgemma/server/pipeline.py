@@ -16,7 +16,7 @@ from dgemma.server.engine_rounds import MAX_IN_FLIGHT, EngineRounds, SubmitPolic
 from dgemma.server.http.errors import ApiError, invalid
 from dgemma.server.http.log import RequestRecord
 from dgemma.server.http.sse import DONE
-from dgemma.server.images import without_data
+from dgemma.server.images import NO_IMAGES, without_data
 from dgemma.server.plan import AnyServingPlan, EngineUsage, TaskOutcome
 from dgemma.server.protocol import ErrorResponse, RequestModel, ResponseModel, TraceChunk, TracedResponse
 from dgemma.server.serving import ServingContext
@@ -43,6 +43,8 @@ class DescribedEndpoint:
     end_of_stream: bytes = DONE
     last_event: str = "[DONE]"  # what ends a stream, for the description
     errors: type[ResponseModel] = ErrorResponse
+    # What a request goes on from, which may hold images as its body may. Called in a thread.
+    kept_inputs: Callable[[ServingContext, Mapping[str, Any]], list[Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +269,7 @@ async def prepare(
 
     on_bytes: called with the bytes of images before they are kept, or with less than none; may raise.
     """
-    context = await with_images(state, body, record, on_bytes)
+    context = await with_images(state, endpoint, body, record, on_bytes)
     plan = await asyncio.to_thread(endpoint.create, context, body)
     if body.get("trace") is True and not state.settings.traces:
         raise invalid("this server returns no traces; start it with --traces, or leave trace out.", "trace")
@@ -297,11 +299,20 @@ async def prepare(
 
 
 async def with_images(
-    state: ServerState, body: Mapping[str, Any], record: RequestRecord, on_bytes: Callable[[int], None]
+    state: ServerState,
+    endpoint: DescribedEndpoint,
+    body: Mapping[str, Any],
+    record: RequestRecord,
+    on_bytes: Callable[[int], None],
 ) -> ServingContext:
-    """What a request is checked against, with the images that its body holds."""
+    """What a request is checked against, with the images that it holds."""
+    context = state.context_of(record.key)
+    if not state.images.takes_any:
+        return replace(context, images=NO_IMAGES)
+    if endpoint.kept_inputs is not None:
+        body = {**body, "kept": await asyncio.to_thread(endpoint.kept_inputs, context, body)}
     images = await state.images.load(body, record.key.name, on_bytes)
-    return replace(state.context_of(record.key), images=images)
+    return replace(context, images=images)
 
 
 def note_prompt(

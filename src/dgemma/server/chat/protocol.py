@@ -10,6 +10,7 @@ from pydantic import Field, WithJsonSchema
 from dgemma.errors import suggestion
 from dgemma.params import MAX_LOGPROBS
 from dgemma.server.http.errors import invalid, shown
+from dgemma.server.images import DETAILS
 from dgemma.server.outputs import ChatLogprobs, PromptLogprobs
 from dgemma.server.protocol import (
     MAX_INT,
@@ -70,7 +71,38 @@ _CALL = {
     },
     "required": ["function"],
 }
-_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART, "minItems": 1}]}
+_URL = {
+    "type": "string",
+    "description": "A data URL in base64, or an address of http(s) where those are allowed.",
+}
+_DETAIL = {"detail": {"enum": [*DETAILS, None]}}
+_IMAGE_PARTS = [
+    {
+        "type": "object",
+        "properties": {"type": {"const": kind}, "image_url": url, **more},
+        "required": ["type", "image_url"],
+        "additionalProperties": False,
+    }
+    for kind, url, more in (
+        (
+            "image_url",
+            {
+                "type": "object",
+                "properties": {"url": _URL, **_DETAIL},
+                "required": ["url"],
+                "additionalProperties": False,
+            },
+            {},
+        ),
+        ("input_image", _URL, _DETAIL),
+    )
+]
+_CONTENT = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"anyOf": [_TEXT_PART, *_IMAGE_PARTS]}, "minItems": 1},
+    ]
+}
 
 
 def _message(roles: list[str], required: list[str], **more: Any) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class ComputedResponse(BodyResponse):
     async def _respond(
         self, body: Mapping[str, Any], record: RequestRecord, send: Send, buffered: BufferedBytes
     ) -> None:
-        context = await with_images(self._state, body, record, buffered.add)
+        context = await with_images(self._state, self._endpoint, body, record, buffered.add)
         record.model, content = await asyncio.to_thread(self._answer, context, body)
         note_prompt(self._state, self._endpoint, body, record)
         await _send_whole(send, content)

@@ -24,7 +24,7 @@ class InputTextPart(RequestModel):
 class InputImagePart(RequestModel):
     type: Literal["input_image"]
     image_url: str
-    detail: Literal["low", "high", "auto", "original"] | None = None
+    detail: Literal["low", "high", "auto"] | None = None
 
 
 class OutputTextPart(RequestModel):

@@ -32,11 +32,16 @@ def count_input_tokens(context: ServingContext, body: Mapping[str, Any]) -> tupl
     return request.model, ResponseServing(context).count_input_tokens(request)
 
 
+def kept_inputs(context: ServingContext, body: Mapping[str, Any]) -> list[Any]:
+    return ResponseServing(context).kept_inputs(body)
+
+
 RESPONSES = Endpoint(
     path="/v1/responses",
     summary="Answer a conversation of items",
     create=create_response,
     prompt_fields=("instructions", "input"),
+    kept_inputs=kept_inputs,
     requests={ResponseRequest: UNSUPPORTED_IN_RESPONSES},
     responses=(ResponseObject,),
     example={"input": "Why is the sea salty?", "max_output_tokens": 64},
@@ -49,6 +54,7 @@ RESPONSE_INPUT_TOKENS = TextEndpoint(
     summary="The number of tokens that a response would read",
     answer=count_input_tokens,
     prompt_fields=("instructions", "input"),
+    kept_inputs=kept_inputs,
     requests={InputTokensRequest: UNSUPPORTED_IN_INPUT_TOKENS},
     responses=(InputTokensResponse,),
     example={"input": "Why is the sea salty?"},

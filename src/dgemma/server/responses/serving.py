@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dgemma.engine.service import EngineEvent
@@ -70,6 +70,15 @@ class ResponseServing(ReplyServing):
         prompt = self.prompt(self._turn(request, *self._items(request)))
         return InputTokensResponse(object="response.input_tokens", input_tokens=len(prompt.tokens))
 
+    def kept_inputs(self, body: Mapping[str, Any]) -> list[Any]:
+        """The items that the response before answered. The body is not yet checked."""
+        id_ = body.get("previous_response_id")
+        kept = self._kept(id_) if isinstance(id_, str) else None
+        return [] if kept is None else list(json.loads(kept.inputs))
+
+    def _kept(self, id_: str) -> KeptResponse | None:
+        return None if self.context.responses is None else self.context.responses.get(id_)
+
     def _items(self, request: ItemFields) -> tuple[list[InputItem], list[InputItem]]:
         """The items of the response before, and those of the request."""
         given: list[InputItem] = (
@@ -78,7 +87,7 @@ class ResponseServing(ReplyServing):
         id_ = request.previous_response_id
         if id_ is None:
             return [], given
-        kept = None if self.context.responses is None else self.context.responses.get(id_)
+        kept = self._kept(id_)
         if kept is None:
             raise invalid(
                 f"previous_response_id is {shown(id_)}, which is not kept for this API key; the oldest are "
