@@ -1,7 +1,7 @@
 # The same targets serve a developer and CI. PY is the interpreter of the environment in use.
 PY ?= python
 
-.PHONY: install lint types test test-full documented docs others wheel golden web
+.PHONY: install lint types test test-full documented docs others wheel dist golden web
 
 install:  ## the package and its development tools; CPU torch first, so that no CUDA build is pulled
 	$(PY) -m pip install --quiet "torch==2.13.0" uv
@@ -38,6 +38,11 @@ web:  ## build the playground from its sources, test it, and compare with what i
 
 wheel:
 	$(PY) -m build --wheel --outdir dist .
+
+dist:  ## sdist, the wheel out of it, and their bytes once more from other directories
+	$(PY) -m build --outdir dist .
+	DGEMMA_FULL=1 $(PY) -m pytest tests/test_packaging.py
+	sha256sum dist/*
 
 documented:  ## the README word for word: wheel, empty environment, every block, every example
 	$(PY) tools/run_documented.py README.md

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dgemma.tasks.infill import Filled
     from dgemma.trace.trace import Trace
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Answer",
