@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+
+import dgemma
+from cli.canvas_model import run as run_command
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -55,3 +60,43 @@ def test_the_agent_calls_its_tools_one_after_another(capsys: pytest.CaptureFixtu
     assert set(told) == set(names["TOOLS"])
     for name, arguments in calls:
         jsonschema.validate({"type": name, **json.loads(arguments)}, names["any_schema"]())
+
+
+def test_the_chat_bot_answers_each_line_and_is_told_what_was_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [f"Emma has {count} books." for count in range(1, 7)]
+    told: list[list[dict[str, str]]] = []
+    stream_chat = dgemma.LanguageModel.stream_chat
+
+    def seen(lm: dgemma.LanguageModel, messages: list[dict[str, str]], **options: Any) -> Any:
+        told.append(messages)
+        return stream_chat(lm, messages, **{**options, "decode": "causal", "max_tokens": 8, "seed": 1})
+
+    monkeypatch.setattr(dgemma.LanguageModel, "stream_chat", seen)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in asked)))
+    names, out = run("chat_bot.py", capsys)
+    answers = out.splitlines()
+    assert len(answers) == len(asked) == len(told)
+    said = [text for pair in zip(asked, answers, strict=True) for text in pair]
+    for turn, messages in enumerate(told):
+        assert [message["content"] for message in messages] == said[: 2 * turn + 1][-names["RECENT"] :]
+        assert messages[0]["role"] == messages[-1]["role"] == "user"
+
+
+def test_every_request_of_the_batch_file_is_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = EXAMPLES / "batch.jsonl"
+    results = tmp_path / "results.jsonl"
+    model = ("bundled:text", str(requests), str(results), "--served-model-name", "dgemma")
+    status, _, err = run_command(capsys, "run-batch", *model)
+    assert status == 0, err
+    asked = [json.loads(line)["custom_id"] for line in requests.read_text().splitlines()]
+    lines = map(json.loads, results.read_text().splitlines())
+    found = {line["custom_id"]: line["response"] for line in lines}
+    assert sorted(found) == sorted(asked)
+    assert {response["status_code"] for response in found.values()} == {200}
+    assert found["gap"]["body"]["choices"][0]["text"] == "g"
+    mended = found["typos"]["body"]["choices"][0]["message"]["content"]
+    assert mended == "Every morning Emma gave the dog some fresh water."

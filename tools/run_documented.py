@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MAX_HELP_SECONDS = 0.5
+TYPED = "Every morning Emma gave the dog some fresh water.\nWho had a dog?\n"  # what an example reads
 
 
 def copy_of_the_tree(target: Path) -> None:
@@ -48,9 +49,9 @@ def main(page: str) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         env["PATH"] = f"{environment / 'bin'}{os.pathsep}{env['PATH']}"
 
-        def run(*command: str) -> None:
+        def run(*command: str, typed: str = "") -> None:
             started = time.perf_counter()
-            subprocess.run(command, cwd=tree, env=env, check=True)
+            subprocess.run(command, cwd=tree, env=env, check=True, input=typed, text=True)
             print(f"({time.perf_counter() - started:.1f} s)", flush=True)
 
         blocks = BLOCK.findall((tree / page).read_text())
@@ -63,7 +64,10 @@ def main(page: str) -> None:
         run("dgemma", "new", "--preset", "tiny", "my-model")
         for example in sorted((tree / "examples").glob("*.py")):
             print(f"--- {example.name}", flush=True)
-            run("python", str(example), "my-model")
+            run("python", str(example), "my-model", typed=TYPED)
+        print("--- batch.jsonl", flush=True)
+        batch = ("bundled:text", "examples/batch.jsonl", "results.jsonl", "--served-model-name", "dgemma")
+        run("dgemma", "run-batch", *batch)
         print(f"wheel: {wheel.stat().st_size / 1e3:.0f} kB")
         seconds = []
         for _ in range(7):  # of the processor: others may be busy beside it
