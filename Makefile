@@ -1,7 +1,7 @@
 # The same targets serve a developer and CI. PY is the interpreter of the environment in use.
 PY ?= python
 
-.PHONY: install lint types test test-full documented docs others wheel dist golden web
+.PHONY: install lint types test test-full documented docs others wheel dist man golden web
 
 install:  ## the package and its development tools; CPU torch first, so that no CUDA build is pulled
 	$(PY) -m pip install --quiet "torch==2.13.0" uv
@@ -54,6 +54,9 @@ others:  ## mlx-vlm, an independent implementation, on tiny checkpoints and on o
 	$(PY) -m dgemma.cli.main conform mlx-vlm --geometries 3 || \
 	{ status=$$?; test $$status -eq 3 && echo "mlx-vlm is not compared here: it cannot be installed"; }
 	$(PY) -m tools.compare_mlx || { status=$$?; test $$status -eq 3; }
+
+man:  ## write the manual pages from the parsers
+	$(PY) -m tools.make_man
 
 golden:  ## write the golden tensors of `dgemma selfcheck` anew from the oracle
 	$(PY) -m tools.make_golden

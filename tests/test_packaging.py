@@ -105,7 +105,8 @@ def test_the_wheel_has_the_package_and_its_data_alone(wheel: Path) -> None:
         names = archive.namelist()
     tops = {name.split("/")[0] for name in names}
     assert tops <= {"dgemma", f"dgemma-{dgemma.__version__}.dist-info", f"dgemma-{dgemma.__version__}.data"}
-    assert {"dgemma/py.typed", "dgemma/data/models/text/config.json"} <= set(names)
+    pages = f"dgemma-{dgemma.__version__}.data/data/share/man/man1/"
+    assert {"dgemma/py.typed", "dgemma/data/models/text/config.json", f"{pages}dgemma.1"} <= set(names)
     assert not [name for name in names if "__pycache__" in name or name.endswith((".so", ".pyc"))]
 
 
