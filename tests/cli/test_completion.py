@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pty
 import shlex
 import shutil
+import signal
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -127,6 +129,52 @@ def test_the_script_has_the_shells_syntax(tmp_path: Path, shell: str, argv: list
     file.write_text(script(shell))
     done = subprocess.run([*argv, str(file)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# As `dgemma completion --help` says; Ctrl-X writes the edited line to a file.
+ZSHRC = """
+PS1='ready> '
+fpath+=(~/.zfunc)
+autoload -U compinit && compinit -u -D
+write-line() { print -r -- $BUFFER > ~/line.part && mv ~/line.part ~/line; BUFFER= }
+zle -N write-line && bindkey '^X' write-line
+"""
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (
+            "dgemma gen\tbundled:t\t--pres\tfa\tdat\t",
+            "dgemma generate bundled:text --preset=fast data.jsonl ",
+        ),
+        ("dgemma sel\t--dt\tbf\t", "dgemma selfcheck --dtype=bfloat16 "),
+        ("dgemma completion z\t", "dgemma completion zsh "),
+        ("dgemma info my-m\t", "dgemma info my-model/"),
+    ],
+)
+def test_a_tab_in_zsh_completes_what_fits(place: Path, keys: str, expected: str) -> None:
+    (place / ".zfunc").mkdir()
+    (place / ".zfunc" / "_dgemma").write_text(script("zsh"))
+    (place / ".zshrc").write_text(ZSHRC)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(place)
+        env = {"HOME": str(place), "PATH": os.environ["PATH"]}
+        os.execvpe("zsh", ["zsh", "-i"], env)  # noqa: S606
+    try:
+        seen = b""
+        while b"ready> " not in seen:
+            seen += os.read(terminal, 4096)
+        os.write(terminal, f"{keys}\x18".encode())
+        while not (place / "line").exists():
+            os.read(terminal, 4096)  # it echoes what is typed
+        assert (place / "line").read_text() == f"{expected}\n"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
