@@ -94,7 +94,7 @@ TORCH_FREE = [
     "training/data/parquet.py", "training/data/dataset_formats.py",
     "training/data/order.py",
     "training/data/text_windows.py", "__init__.py", "bench/server_bench.py", "bench/server_client.py",
-    "bench/devices.py", "bench/predict.py", "bench/predict_page.py",
+    "bench/playbooks.py", "bench/devices.py", "bench/predict.py", "bench/predict_page.py",
     "checkpoint/bundled.py", "engine/block_pool.py", "engine/prefix_cache.py", "engine/kv_cache_manager.py",
     "engine/scheduler.py", "engine/service.py", "engine/request.py", "engine/request_images.py",
     *(str(f.relative_to(SOURCE)) for p in TORCH_FREE_PACKAGES for f in (SOURCE / p).rglob("*.py")),

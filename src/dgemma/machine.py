@@ -45,11 +45,20 @@ class MachineFacts:
 
 
 @dataclass(frozen=True)
+class GpuFacts:
+    name: str
+    memory_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.memory_bytes / 1e9:.1f} GB"
+
+
+@dataclass(frozen=True)
 class TorchFacts:
     version: str
     threads: int
     cpu_capability: str
-    cuda_devices: tuple[str, ...]
+    cuda_devices: tuple[GpuFacts, ...]
     mps: bool
 
 
@@ -93,7 +102,7 @@ def torch_facts() -> TorchFacts:
     devices = []
     for index in range(torch.cuda.device_count()) if torch.cuda.is_available() else ():
         properties = torch.cuda.get_device_properties(index)
-        devices.append(f"{properties.name}, {properties.total_memory / 1e9:.1f} GB")
+        devices.append(GpuFacts(properties.name, properties.total_memory))
     return TorchFacts(
         version=torch.__version__,
         threads=torch.get_num_threads(),

@@ -99,7 +99,7 @@ def report(findings: Findings) -> str:
         f"dgemma selfcheck on {findings.device}: {'PASSED' if findings.passed else 'FAILED'}",
         f"{machine.system}; {machine.processor}; {', '.join(machine.cpu_features) or '-'}",
         f"torch {facts.version} ({facts.cpu_capability}); "
-        f"cuda: {'; '.join(facts.cuda_devices) or 'none'}; mps: {'yes' if facts.mps else 'none'}",
+        f"cuda: {'; '.join(map(str, facts.cuda_devices)) or 'none'}; mps: {'yes' if facts.mps else 'none'}",
         versions,
         "",
         f"{'':<6} {'check':<15} {'dtype':<9} {'measure':<19} {'found':>10} {'limit':>10}",

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -17,9 +18,9 @@ from transformers import AutoTokenizer, DiffusionGemmaForBlockDiffusion
 
 import dgemma
 from dgemma.checkpoint.safetensors_file import read_entries
-from dgemma.cli.doctor import what_it_means
+from dgemma.cli.doctor import first_step, what_it_means
 from dgemma.cli.main import COMMANDS, IMPORT_TORCH_FIRST, build_parser, main
-from dgemma.machine import MachineFacts, TorchFacts
+from dgemma.machine import GpuFacts, MachineFacts, TorchFacts
 from gguf_files import write_model
 
 
@@ -195,14 +196,21 @@ def test_doctor_reports_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (("avx512_vnni", "avx512_bf16"), (), False, 2, None, ["AVX-512", "saves memory and time"]),
         (("avx512f",), (), False, 2, None, ["AVX-512", "saves memory, and time against bfloat16"]),
-        (("amx_bf16",), ("H100, 80.0 GB",), False, 2, None, ["device='cuda'", "dgemma selfcheck", "AMX"]),
+        (
+            ("amx_bf16",),
+            (GpuFacts("H100", 80_000_000_000),),
+            False,
+            2,
+            None,
+            ["device='cuda'", "dgemma selfcheck", "AMX"],
+        ),
         ((), (), True, 99, "no VNNI", ["device='mps'", "OMP_NUM_THREADS"]),
         (("avx2",), (), False, 2, "there is no C++ compiler", ["Install a C++ compiler"]),
     ],
 )
 def test_doctors_advice_follows_from_the_facts(
     features: tuple[str, ...],
-    cuda: tuple[str, ...],
+    cuda: tuple[GpuFacts, ...],
     mps: bool,
     threads: int,
     no_kernel: str | None,
@@ -215,6 +223,40 @@ def test_doctors_advice_follows_from_the_facts(
     )
     assert all(words in advice for words in expected), advice
     assert "15.0 B parameters" in advice
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mps", "free_gb", "cores", "expected"),
+    [
+        ([("NVIDIA H100 80GB HBM3", 85)], False, 100, 32, ("h100", "fits as bf16", "--format plain")),
+        ([("NVIDIA GeForce RTX 4090", 25.3)], False, 8, 8, ("rtx-4090-5090", "nvfp4", "--device cuda")),
+        ([("NVIDIA GB10", 128)], False, 100, 20, ("dgx-spark", "nvfp4", "--device cuda")),
+        ([], True, 96, 16, ("apple-silicon", "fits as bf16", "--device mps --format plain")),
+        ([], True, 30, 10, ("apple-silicon", "fits as int4", "--device mps --format int4")),
+        ([], False, 64, 32, ("cpu", "fits as int4", "--device cpu --format int4")),
+        ([], False, 64, 2, ("cpu", "minutes for a canvas on 2 cores", "bundled:text")),
+        ([], False, 12, 32, ("cpu", "does not fit into 12.0 GB", "bundled:text")),
+    ],
+)
+def test_doctor_ends_with_a_page_and_a_command_that_suit_the_machine(
+    gpus: list[tuple[str, float]], mps: bool, free_gb: float, cores: int, expected: tuple[str, str, str]
+) -> None:
+    machine = MachineFacts("Linux", "cpu", cores, ("avx2",), 256_000_000_000, int(free_gb * 1e9))
+    found = tuple(GpuFacts(name, int(size * 1e9)) for name, size in gpus)
+    start = first_step(machine, TorchFacts("2.13", 2, "AVX2", found, mps))
+    assert start.playbook.name == expected[0]
+    assert expected[1] in start.why
+    assert expected[2] in start.command
+    build_parser().parse_args(shlex.split(start.command)[1:])
+
+
+def test_doctors_page_comes_with_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capsys, "doctor", "--json")[1])["playbook"]
+    page = run(capsys, "doctor", "--playbook")[1]
+    assert page == (Path(__file__).parents[2] / found["page"]).read_text()
+    last = run(capsys, "doctor")[1].splitlines()[-3:]
+    assert found["page"] in last[0]
+    assert last[2].strip() == found["command"]
 
 
 def test_selfcheck_passes_here_in_both_dtypes(capsys: pytest.CaptureFixture[str]) -> None:

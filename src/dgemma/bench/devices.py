@@ -107,44 +107,59 @@ class Published:
     note: str
     canvases: int = 1  # sequences at once
     is_usable: bool = True  # False: shown beside the prediction, never fitted to; `note` says why
+    source: str = "collected by November 2026, the first publisher not noted"
 
+
+_VLLM = "vLLM's tests, June 2026"
+_SPARK = "ai-muninn.com with vLLM, summer 2026"
+_MAC = "astgl.com with MLX, 2026-06-19"
 
 PUBLISHED: tuple[Published, ...] = (
-    Published("h100", "fp8", 16, 1008, "diffusion", "batch 1, 16 steps fixed"),
+    Published("h100", "fp8", 16, 1008, "diffusion", "batch 1, 16 steps fixed", source=_VLLM),
     Published(
         "h100", "fp8", None, 375, "diffusion", "adaptive, real prompts, end to end, TTFT 489 ms",
-        is_usable=False,
+        is_usable=False, source=_VLLM,
     ),
     Published(
-        "h100", "fp8", None, 197, "causal", "beside the 16 fixed steps; 389 with multi-token prediction"
+        "h100", "fp8", None, 197, "causal", "beside the 16 fixed steps; 389 with multi-token prediction",
+        source=_VLLM,
     ),
     Published(
         "h100", "fp8", None, 199, "causal", "beside the adaptive figure, end to end, TTFT 53 ms",
-        is_usable=False,
+        is_usable=False, source=_VLLM,
     ),
-    Published("h200", "fp8", 16, 1288, "diffusion", "same test as the H100's"),
+    Published("h200", "fp8", 16, 1288, "diffusion", "same test as the H100's", source=_VLLM),
     Published("l40s", "nvfp4", None, 430, "diffusion", "steps not stated"),
     Published("l40s", "nvfp4", None, 103, "causal", "beside the figure of 430"),
-    Published("rtx5090", "nvfp4", None, 700, "diffusion", "published as 700+; steps not stated"),
+    Published(
+        "rtx5090", "nvfp4", None, 700, "diffusion", "published as 700+; steps not stated",
+        source="Google, 2026-06-10",
+    ),
     Published("rtx4090", "int4", None, 550, "diffusion", "published as 525-575; steps not stated"),
     Published(
-        "dgx-spark", "nvfp4", None, 152, "diffusion", "published as 146-158; adaptive, the canvas filled"
+        "dgx-spark", "nvfp4", None, 152, "diffusion", "published as 146-158; adaptive, the canvas filled",
+        source=_SPARK,
     ),
     Published(
         "dgx-spark", "nvfp4", None, 257, "diffusion", "four requests at once, all together", canvases=4,
-        is_usable=False,
+        is_usable=False, source=_SPARK,
     ),
-    Published("dgx-spark", "nvfp4", None, 52, "causal", "the dense weights' format is not stated"),
+    Published(
+        "dgx-spark", "nvfp4", None, 52, "causal", "the dense weights' format is not stated",
+        source="ai-muninn.com with vLLM 0.19, 2026-04-05",
+    ),
     Published(
         "dgx-station", "nvfp4", None, 800, "diffusion", "'up to 800'; format and steps not stated",
         is_usable=False,
     ),
     Published(
         "dgx-station", "nvfp4", None, 2000, "diffusion", "'up to 2,000'; format and steps not stated",
-        is_usable=False,
+        is_usable=False, source="NVIDIA, 2026-06-11",
     ),
-    Published("mac-studio", "int8", None, 43, "diffusion", "8-bit; chip and steps not stated"),
-    Published("mac-studio", "int8", None, 61, "causal", "8-bit; beside the figure of 43"),
+    Published(
+        "mac-studio", "int8", None, 43, "diffusion", "8-bit; chip and steps not stated", source=_MAC
+    ),
+    Published("mac-studio", "int8", None, 61, "causal", "8-bit; beside the figure of 43", source=_MAC),
 )  # fmt: skip
 
 # Where published figures disagree with each other or with the roofline.

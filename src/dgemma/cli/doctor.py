@@ -1,18 +1,24 @@
-"""Report this machine's processor, memory and devices, and what they mean for running models."""
+"""Report this machine's processor, memory and devices, and what they mean for running models.
+
+At the end: the playbook for such a machine, a page of the documentation, and the first command to type. The
+page comes with the package: --playbook prints it."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
+from dgemma.bench.playbooks import Playbook, page_text, playbook_for
 from dgemma.machine import MachineFacts, TorchFacts, inspect_machine, package_versions, torch_facts
 
-EXAMPLES = "example:\n  dgemma doctor --json"
+EXAMPLES = "examples:\n  dgemma doctor --json\n  dgemma doctor --playbook | less"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object for a program")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print one JSON object for a program")
+    shown.add_argument("--playbook", action="store_true", help="print this machine's page")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -20,6 +26,10 @@ def run(args: argparse.Namespace) -> int:
     from dgemma.model.kernels.quantized_matmul import unavailable_reason
 
     machine, torch, versions = inspect_machine(), torch_facts(), package_versions()
+    start = first_step(machine, torch)
+    if args.playbook:
+        print(page_text(start.playbook), end="")
+        return 0
     no_kernel = unavailable_reason()
     advice = what_it_means(machine, torch, no_kernel, has_compiler=find_compiler() is not None)
     if args.json:
@@ -31,10 +41,13 @@ def run(args: argparse.Namespace) -> int:
                     "quantized_kernel": no_kernel is None,
                     "versions": versions,
                     "advice": advice,
+                    "playbook": {
+                        "name": start.playbook.name, "page": start.playbook.page, "command": start.command,
+                    },
                 },
                 indent=2,
             )
-        )
+        )  # fmt: skip
         return 0
     rows = {
         "system": machine.system,
@@ -43,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         "cpu features": ", ".join(machine.cpu_features) or "none that matter",
         "memory": f"{machine.memory_bytes / 1e9:.1f} GB, {machine.available_bytes / 1e9:.1f} GB free",
         "torch": f"{torch.version}, {torch.threads} threads, {torch.cpu_capability}",
-        "cuda": "; ".join(torch.cuda_devices) or "none",
+        "cuda": "; ".join(map(str, torch.cuda_devices)) or "none",
         "mps": "yes" if torch.mps else "none",
         "versions": ", ".join(f"{k} {v}" for k, v in versions.items() if v),
     }
@@ -52,7 +65,31 @@ def run(args: argparse.Namespace) -> int:
     print("\nwhat that means")
     for line in advice:
         print(f"- {line}")
+    print(f"\nplaybook: {start.playbook.title} ({start.playbook.page}; `dgemma doctor --playbook` prints it)")
+    print(f"{start.why}; type:\n  {start.command}")
     return 0
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    playbook: Playbook
+    why: str
+    command: str
+
+
+def first_step(machine: MachineFacts, torch: TorchFacts) -> FirstStep:
+    """Which page this machine should follow, and what to type first."""
+    gpus = [(gpu.name, gpu.memory_bytes) for gpu in torch.cuda_devices]
+    playbook, memory = playbook_for(gpus, has_mps=torch.mps)
+    available = machine.available_bytes if memory is None else memory
+    weights = playbook.weights_for(available, machine.cores)
+    if weights is not None:
+        why = f"the released model fits as {weights.name} ({weights.num_bytes / 1e9:.1f} GB)"
+    elif machine.cores < playbook.min_cores:
+        why = f"the released model would take minutes for a canvas on {machine.cores} cores"
+    else:
+        why = f"the released model does not fit into {available / 1e9:.1f} GB"
+    return FirstStep(playbook, why, playbook.first_command(available, machine.cores))
 
 
 def what_it_means(
