@@ -175,9 +175,9 @@ def commands_part(playbook: Playbook) -> str:
 def speed_part(playbook: Playbook) -> str:
     """Of the cost model, whose efficiency is fitted to software that computes in the formats themselves."""
     lines = [
-        "One answer at a time, a context of 1,024, tokens per second. *Ceiling* is the data sheet's. *Range* spans",
-        "what published speeds reached of their ceilings in this class of devices, or in all classes if this one",
-        "has fewer than two.",
+        "One answer at a time, a context of 1,024, tokens per second. *Ceiling* is the data sheet's. *Range*",
+        "spans what published speeds reached of their ceilings: in this class of devices, or in all if",
+        "this one has fewer than two.",
         "",
         "| device | format | 16 steps | range | ceiling | 12 steps | 48 steps | 16 steps, dgemma today |",
         "|---|---|---:|---:|---:|---:|---:|---:|",

@@ -34,7 +34,7 @@ class Weights:
     model: str = EXAMPLE_NAME
 
     @property
-    def needed_bytes(self) -> int:
+    def needed_bytes(self) -> float:
         return self.num_bytes + EXTRA_BYTES
 
 
