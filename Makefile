@@ -1,7 +1,7 @@
 # The same targets serve a developer and CI. PY is the interpreter of the environment in use.
 PY ?= python
 
-.PHONY: install lint types test test-full documented docs others wheel dist man golden web
+.PHONY: install lint types test test-full documented docs others wheel dist lock sbom audit man golden web
 
 install:  ## the package and its development tools; CPU torch first, so that no CUDA build is pulled
 	$(PY) -m pip install --quiet "torch==2.13.0" uv
@@ -54,6 +54,15 @@ others:  ## mlx-vlm, an independent implementation, on tiny checkpoints and on o
 	$(PY) -m dgemma.cli.main conform mlx-vlm --geometries 3 || \
 	{ status=$$?; test $$status -eq 3 && echo "mlx-vlm is not compared here: it cannot be installed"; }
 	$(PY) -m tools.compare_mlx || { status=$$?; test $$status -eq 3; }
+
+lock:  ## write the lock files anew: what is installed here, with the hashes of every platform
+	$(PY) -m tools.make_lock
+
+sbom:  ## the software bill of materials, in dist/
+	$(PY) -m tools.make_sbom
+
+audit:  ## known vulnerabilities of what is locked; a package that cannot be looked up is a failure
+	$(PY) -m uv tool run --from pip-audit==2.10.1 pip-audit --strict --disable-pip --require-hashes -r locks/requirements.txt
 
 man:  ## write the manual pages from the parsers
 	$(PY) -m tools.make_man
