@@ -1,7 +1,7 @@
 # The same targets serve a developer and CI. PY is the interpreter of the environment in use.
 PY ?= python
 
-.PHONY: install lint types test test-full documented docs others wheel dist lock sbom audit man golden web
+.PHONY: install lint types test test-full documented docs others wheel dist lock sbom audit man golden web fuzz
 
 install:  ## the package and its development tools; CPU torch first, so that no CUDA build is pulled
 	$(PY) -m pip install --quiet "torch==2.13.0" uv
@@ -66,6 +66,12 @@ audit:  ## known vulnerabilities of what is locked; a package that cannot be loo
 
 man:  ## write the manual pages from the parsers
 	$(PY) -m tools.make_man
+
+FUZZ_MINUTES ?= 10
+
+fuzz:  ## every kind of untrusted input, ten minutes each; corpora and findings in build/fuzz
+	status=0; for target in $$($(PY) -m tools.fuzz --list | cut -d' ' -f1); do \
+	    OMP_NUM_THREADS=1 $(PY) -m tools.fuzz $$target --minutes $(FUZZ_MINUTES) || status=1; done; exit $$status
 
 golden:  ## write the golden tensors of `dgemma selfcheck` anew from the oracle
 	$(PY) -m tools.make_golden

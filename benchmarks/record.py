@@ -16,12 +16,15 @@ from dgemma.machine import inspect_machine, package_versions
 RESULTS = Path(__file__).parent / "results"
 
 
-def write(name: str, findings: dict[str, Any], suffix: str = "") -> None:
-    """A file per day, benchmark and, where one has several settings worth keeping, `suffix`."""
+def write(name: str, findings: dict[str, Any], suffix: str = "", *, module: str | None = None) -> None:
+    """A file per day, benchmark and, where one has several settings worth keeping, `suffix`.
+
+    module: the one that was run; None: that of the benchmark.
+    """
     machine = inspect_machine()
     result = {
         "date": datetime.date.today().isoformat(),
-        "command": "python -m " + " ".join([f"benchmarks.{name}", *sys.argv[1:]]),
+        "command": "python -m " + " ".join([module or f"benchmarks.{name}", *sys.argv[1:]]),
         "machine": {
             "processor": machine.processor,
             "cores": machine.cores,
