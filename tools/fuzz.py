@@ -145,7 +145,11 @@ def fuzz_here(name: str, home: Path, seconds: int, seed: int) -> None:
             watched(data)
             if (now := time.monotonic()) - noted_at > 1:
                 noted_at = now
-                note = {"executions": watched.executions, "seconds": now - began, "cpu_s": time.process_time()}
+                note = {
+                    "executions": watched.executions,
+                    "seconds": now - began,
+                    "cpu_s": time.process_time(),
+                }
                 (home / "status.json").write_text(json.dumps(note))
 
         atheris.Setup(
