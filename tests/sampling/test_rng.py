@@ -97,6 +97,19 @@ def test_the_exact_logarithm_is_a_logarithm() -> None:
     assert error.max() < 1e-6
 
 
+def test_the_exact_logarithm_takes_a_number_apart_as_frexp_does() -> None:
+    powers = 2.0 ** torch.arange(-126, 128)
+    x = torch.cat([powers, powers * 1.9999999, to_unit(torch.randint(0, 1 << 32, (5000,)))])
+    mantissa, exponent = torch.frexp(x)
+    low = mantissa < 0.70710678
+    s = (torch.where(low, mantissa * 2, mantissa) - 1) / (torch.where(low, mantissa * 2, mantissa) + 1)
+    square = s * s
+    series = torch.full_like(x, 1 / 9)
+    for divisor in (7, 5, 3, 1):
+        series = series * square + 1 / divisor
+    assert torch.equal(exact_log(x), 2 * s * series + torch.where(low, exponent - 1, exponent) * 0.69314718)
+
+
 def test_the_exact_logarithm_does_not_feel_its_place_in_memory() -> None:
     x = to_unit(torch.randint(1 << 32, (5001,)))
     whole = exact_log(x)

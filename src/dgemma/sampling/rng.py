@@ -59,7 +59,9 @@ def exact_log(x: Tensor) -> Tensor:
     A library's logarithm promises no last bit, and another device has another library. Each operation
     here is correctly rounded by the standard, so the result is fixed.
     """
-    mantissa, exponent = torch.frexp(x)  # mantissa in [1/2, 1)
+    bits = x.view(torch.int32)  # as torch.frexp, which MPS lacks
+    exponent = (bits >> 23) - 126
+    mantissa = ((bits & 0x7FFFFF) | 0x3F000000).view(torch.float32)  # in [1/2, 1)
     low = mantissa < 0.70710678
     mantissa = torch.where(low, mantissa * 2, mantissa)
     exponent = torch.where(low, exponent - 1, exponent)
