@@ -35,9 +35,10 @@ PACKAGES: dict[str, set[str]] = {
     },
     "tasks": {"errors", "params", "events", "text", "structured_output", "engine"},
     "trace": {"errors", "params", "events", "durable_files", "model", "engine", "structured_output"},
+    "loaded_model": {"errors", "params", "model", "text", "checkpoint", "forms", "images"},
     "language_model": {
         "errors", "params", "events", "machine", "model", "sampling", "text", "structured_output",
-        "checkpoint", "engine", "tasks", "forms", "trace", "images",
+        "checkpoint", "engine", "tasks", "forms", "trace", "images", "loaded_model",
     },
     "loading": {"model", "checkpoint", "engine", "language_model"},
     "training": {
