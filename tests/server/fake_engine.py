@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dgemma.engine.request import EngineRequest, PinnedTokens
+from dgemma.engine.request import EngineRequest, PinnedTokens, resolve_canvas_len
 from dgemma.engine.service import (
     Accepted,
     BusyError,
@@ -97,7 +97,7 @@ class FakeText:
             tokenizer=TOKENIZER,
             template=TEMPLATE,
             token_texts=TOKEN_TEXTS,
-            canvas_len=served.canvas_len,
+            canvas_len=resolve_canvas_len(served.canvas_len, params.canvas_len),
             max_positions=served.max_positions,
             vocab_size=served.vocab_size,
             params=params,

@@ -238,6 +238,26 @@ def test_an_unknown_model_is_not_found_and_a_near_one_is_suggested() -> None:
     assert "did you mean 'dgemma'?" in error["message"]
 
 
+@pytest.mark.parametrize("value", [{}, [], "short", 0, -1, True, 1.5])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, HELLO),
+        (COMPLETIONS, ONCE),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}),
+        ("/v1/responses", {"model": "dgemma", "input": "Hi"}),
+        (
+            "/v1/messages",
+            {"model": "dgemma", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]},
+        ),
+    ],
+)
+def test_a_canvas_without_a_length_is_refused_by_name(path: str, body: dict[str, Any], value: Any) -> None:
+    response = post(app_of(), path, {**body, "canvas_len": value})
+    assert response.status_code == 400
+    assert 'it must be a whole number of at least 1, or "auto".' in response.text.replace('\\"', '"')
+
+
 def test_fields_that_are_honoured_reach_the_engine() -> None:
     engine = FakeEngine(adapters=("sums",))
     options: dict[str, Any] = {

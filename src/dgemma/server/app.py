@@ -240,10 +240,11 @@ async def _on_routing_error(request: Request, error: Exception) -> Response:
 
 def _methods_of(request: Request) -> set[str]:
     """The methods of all routes of an address; each of them alone knows only its own."""
-    routes = [route for route in request.app.routes if isinstance(route, Route)]
-    return {
-        method
-        for route in routes
-        if route.matches(request.scope)[0] is not Match.NONE
-        for method in route.methods or ()
-    }
+    routes = [
+        route
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    ]
+    # /v1/responses/input_tokens is not the response of that id.
+    named = [route for route in routes if route.path == request.url.path]
+    return {method for route in named or routes for method in route.methods or ()}

@@ -22,9 +22,11 @@ _AT = {**_ID, "description": "The position of its first token, in tokens of the 
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    """A closed object; null means absent."""
+    nullable = {name: {"anyOf": [entry, {"type": "null"}]} for name, entry in properties.items()}
     return {
         "type": "object",
-        "properties": properties,
+        "properties": {**nullable, **{name: properties[name] for name in required}},
         "required": required,
         "additionalProperties": False,
     }

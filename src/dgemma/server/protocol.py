@@ -34,9 +34,19 @@ StopField = Annotated[
         }
     ),
 ]
-# Checked like `StopField`.
+
+
+def _is_canvas_len(value: Any) -> Any:
+    is_length = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not is_length and value not in (None, "auto"):
+        raise PydanticCustomError("canvas_len", 'must be a whole number of at least 1, or "auto"')
+    return value
+
+
 CanvasLenField = Annotated[
-    Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}, _NULL]})
+    Any,
+    AfterValidator(_is_canvas_len),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}, _NULL]}),
 ]
 LogitBiasField = Annotated[
     dict[str, Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]],
