@@ -1,7 +1,7 @@
 # The same targets serve a developer and CI. PY is the interpreter of the environment in use.
 PY ?= python
 
-.PHONY: install lint types test test-full documented docs others wheel dist lock sbom audit man golden web fuzz
+.PHONY: install lint types test test-full documented docs editors others wheel dist lock sbom audit man golden web fuzz
 
 install:  ## the package and its development tools; CPU torch first, so that no CUDA build is pulled
 	$(PY) -m pip install --quiet "torch==2.13.0" uv
@@ -35,6 +35,9 @@ web:  ## build the playground from its sources, test it, and compare with what i
 	cd web && npm ci --no-audit --no-fund && npm run check && npm test && npm run build
 	git diff --exit-code --stat -- $(WEB)
 	test -z "$$(git status --porcelain -- $(WEB))"
+
+editors:  ## the VS Code extension: types, tests, package; the tests of both editors run with the others
+	cd editors/vscode && npm ci --no-audit --no-fund && npm run check && npm test && npm run package
 
 wheel:
 	$(PY) -m build --wheel --outdir dist .

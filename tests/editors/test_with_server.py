@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from editors.node_process import EXTENSION, NO_NODE, NODE, run_tests
 from editors.nvim_process import NVIM, drive
 from server.real_server import RealServer, serving
+from server.served import eventually
 
 GAP = "Emma had a little dog. Every morning Emma gave the do<FILL> some fresh water."
 FILLED = "Emma had a little dog. Every morning Emma gave the dog some fresh water."
 TYPOS = "Every mornign Emma gave the dog some fresh watter."
 MENDED = "Every morning Emma gave the dog some fresh water."
 KEY = "a-key-of-the-test"
+TWICE = [("/infill", 200), ("/v1/edit/completions", 200)]
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +25,10 @@ def server() -> Iterator[RealServer]:
     flags = ("--served-model-name", "dgemma", "--log-format", "json")
     with serving("bundled:text", *flags, environment={"DGEMMA_API_KEY": KEY}) as found:
         yield found
+
+
+def asked(server: RealServer) -> list[tuple[str, int]]:
+    return [(entry["path"], entry["status"]) for entry in server.log() if entry["event"] == "request"]
 
 
 @pytest.mark.skipif(NVIM is None, reason="there is no nvim; set NVIM to one")
@@ -39,5 +46,11 @@ def test_neovim_fills_and_edits(tmp_path: Path, server: RealServer) -> None:
     assert found.lines == lines
     (said,) = found.said
     assert "key" in said, said
-    asked = [(entry["path"], entry["status"]) for entry in server.log() if entry["event"] == "request"]
-    assert asked == [("/infill", 200), ("/v1/edit/completions", 200), ("/infill", 401)]
+    eventually(lambda: asked(server)[-3:] == [*TWICE, ("/infill", 401)])
+
+
+@pytest.mark.skipif(NODE is None, reason=NO_NODE)
+def test_the_vscode_extension_fills_and_edits(server: RealServer) -> None:
+    own = {"DGEMMA_URL": server.address, "DGEMMA_KEY": KEY}
+    assert run_tests(EXTENSION / "test" / "with_server.js", **own) == 2
+    eventually(lambda: asked(server)[-3:] == [*reversed(TWICE), ("/infill", 401)])
