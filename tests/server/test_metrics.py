@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from dgemma.engine.service import EngineStats
@@ -120,3 +121,14 @@ def test_each_metric_of_the_dashboard_is_exported() -> None:
         named = {name for target in panel["targets"] for name in re.findall(r"dgemma_\w+", target["expr"])}
         assert named, panel["title"]
         assert named <= exported, panel["title"]
+
+
+def test_each_metric_of_the_alerts_is_exported() -> None:
+    app = app_of(FakeEngine(Script(text="x")))
+    post(app, CHAT, HELLO)
+    exported = {key[0] for key in samples(app)}
+    (group,) = yaml.safe_load((ROOT / "deploy" / "alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]:
+        named = set(re.findall(r"dgemma_\w+", rule["expr"]))
+        assert named <= exported, rule["alert"]
+        assert named or rule["alert"] == "DgemmaDown"  # which Prometheus itself knows
