@@ -5,8 +5,8 @@
     python -m tools.fuzz --list                          the targets
     python -m tools.fuzz --record                        what all runs so far found, as a dated result file
 
-Atheris (libFuzzer) mutates inputs and keeps those that reach new code of dgemma; they stay in
-`build/fuzz/TARGET/corpus`. Only a `DgemmaError` may come out of a target, within its processor time and
+Atheris (libFuzzer) mutates inputs and keeps those that reach new code of dgemma, Jinja and Pillow; they stay
+in `build/fuzz/TARGET/corpus`. Only a `DgemmaError` may come out of a target, within its processor time and
 512 MB more memory than at its start. Anything else is a finding: one for each place in the code, with its
 smallest input and its traceback in `build/fuzz/TARGET/findings`.
 """
@@ -125,7 +125,9 @@ def fuzz_here(name: str, home: Path, seconds: int, seed: int) -> None:
     import atheris
 
     with tempfile.TemporaryDirectory() as scratch:
-        with atheris.instrument_imports(include=["dgemma"]):  # so nothing of it is imported before
+        with atheris.instrument_imports(
+            include=["dgemma", "jinja2", "PIL"]
+        ):  # so nothing of it is imported before
             from dgemma.worker_process import limit_memory
 
             target = TARGETS[name](Path(scratch))
@@ -156,6 +158,7 @@ def fuzz_here(name: str, home: Path, seconds: int, seed: int) -> None:
             [
                 "fuzz", str(corpus), f"-max_total_time={seconds}", f"-seed={seed}", f"-timeout={HANG_S}",
                 f"-max_len={target.max_bytes}", f"-dict={home / 'words.dict'}", "-rss_limit_mb=4096",
+                "-report_slow_units=100000",  # by the clock: a busy machine makes every input slow
                 f"-artifact_prefix={home / 'crash'}/", "-len_control=20",
             ],
             one_input,

@@ -177,6 +177,29 @@ def test_a_bomb_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch
         trace_of_bytes(gzip.compress(HEAD + 1000 * request))
 
 
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_a_small_file_of_many_steps_is_refused_before_it_fills_memory(
+    logprobs: bool, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written as changes, a step that changes nothing takes no bytes, and as much memory as any."""
+    first = next(i for i, line in enumerate(lines) if "step" in line)
+    left_out = ("argmax", "drawn", "logprobs")
+    step = {name: value for name, value in lines[first]["step"].items() if name not in left_out}
+    step["changed"] = []
+    length = len(step["entropy"])
+    if logprobs:
+        step["logprobs"] = [[[0, 0]]] * length
+    many = packed([*lines[: first + 1], *[{"step": step}] * 1000])
+    assert len(many) < 20_000
+    # Each step costs its argmax and its entropies; with log-probabilities their lists, and four for a pair.
+    most = 100 * length * (7 if logprobs else 2)
+    monkeypatch.setattr(trace_reader, "MAX_NUMBERS", most)
+    with pytest.raises(InputError, match=f"holds more than {most:,} numbers") as caught:
+        trace_of_bytes(many)
+    line = int(str(caught.value).split("line ")[1].split(":")[0])
+    assert first + 90 < line <= first + 110
+
+
 def test_a_file_that_is_not_there_or_too_large_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

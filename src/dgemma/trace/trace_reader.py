@@ -33,10 +33,12 @@ from dgemma.trace.trace_writer import FORMAT, VERSION
 
 MAX_FILE_BYTES = 256 << 20
 MAX_LINE_BYTES = 16 << 20
-MAX_BYTES = 1 << 30  # of all lines
+MAX_BYTES = 1 << 28  # of all lines
+MAX_NUMBERS = 1 << 25  # in all lists, those that `changed` leaves out included
 MAX_CANVAS = 1 << 14
 MAX_TOKEN = (1 << 31) - 1
 _MAX_NUMBER = 1 << 53
+_PAIR = 4  # a token with its log-probability takes the memory of so many tokens
 _MAX_TEXT = 1 << 12  # of one token
 _MAX_MEMBERS = 1 << 20
 _KINDS = ("request", "step", "commit", "answer", "texts", "end")
@@ -95,7 +97,8 @@ def _from_lines(lines: Iterator[tuple[str, Any]], name: str) -> Trace:
         raise InputError(
             f"{where}: version {head.get('version')!r:.40}; this dgemma reads version {VERSION}."
         )
-    about = _Object(where, head).mapping("about")
+    budget = _Budget()
+    about = _Object(where, head, budget).mapping("about")
     requests: list[_ReadRequest] = []
     texts: dict[int, str] = {}
     num_lines = 1
@@ -107,7 +110,7 @@ def _from_lines(lines: Iterator[tuple[str, Any]], name: str) -> Trace:
             raise InputError(f"{where}: {kind!r:.40} is not one of {', '.join(_KINDS)}.")
         if not isinstance(value, dict):
             raise InputError(f"{where}: {kind} is not an object.")
-        item = _Object(where, value)
+        item = _Object(where, value, budget)
         if kind == "end":
             if item.integer("lines") != num_lines:
                 raise item.wrong("lines", f"is not {num_lines}: lines are missing")
@@ -151,11 +154,25 @@ class _ReadRequest:
         return replace(self._request, steps=tuple(self._steps), commits=tuple(self._commits))
 
 
+class _Budget:
+    """How much a trace may hold. Packed and written as changes, a small file could hold any amount."""
+
+    def __init__(self) -> None:
+        self._left = MAX_NUMBERS
+
+    def spend(self, count: int, where: str) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise InputError(
+                f"{where}: the trace holds more than {MAX_NUMBERS:,} numbers; record less at once."
+            )
+
+
 class _Object:
     """A JSON object whose members are checked as they are read."""
 
-    def __init__(self, where: str, value: Mapping[str, Any]) -> None:
-        self.where, self.value = where, value
+    def __init__(self, where: str, value: Mapping[str, Any], budget: _Budget) -> None:
+        self.where, self.value, self.budget = where, value, budget
 
     def wrong(self, name: str, rule: str) -> InputError:
         return InputError(f"{self.where}: {name} {rule}.")
@@ -194,12 +211,13 @@ class _Object:
         return value
 
     def object(self, name: str) -> _Object:
-        return _Object(f"{self.where}: {name}", self.mapping(name))
+        return _Object(f"{self.where}: {name}", self.mapping(name), self.budget)
 
     def items(self, name: str, most: int = _MAX_MEMBERS) -> list[Any]:
         value = self.value.get(name, [])
         if not isinstance(value, list) or len(value) > most:
             raise self.wrong(name, f"is not a list of at most {most}")
+        self.budget.spend(len(value), self.where)
         return value
 
     def integers(self, name: str, *, high: int = MAX_TOKEN, most: int = _MAX_MEMBERS) -> tuple[int, ...]:
@@ -227,6 +245,7 @@ def _step(item: _Object, last: TraceStep | None) -> TraceStep:
     elif last is None or last.canvas != canvas:
         raise item.wrong("argmax", "is missing at a canvas's first step")
     else:
+        item.budget.spend(len(last.argmax), item.where)
         changed = item.pairs("changed", high=len(last.argmax))
         argmax = tuple(changed.get(at, token) for at, token in enumerate(last.argmax))
         pinned = last.pinned
@@ -244,7 +263,7 @@ def _step(item: _Object, last: TraceStep | None) -> TraceStep:
     number = int(bits, 16)
     if number >> length:
         raise item.wrong("accepted", f"has a position beyond the canvas of {length}")
-    accepted = tuple(position for position in range(length) if number >> position & 1)
+    accepted = tuple(position for position, bit in enumerate(reversed(f"{number:b}")) if bit == "1")
     drawn = item.pairs("drawn", high=length)
     return TraceStep(
         canvas=canvas,
@@ -265,6 +284,7 @@ def _logprobs(item: _Object, length: int) -> tuple[tuple[tuple[int, float], ...]
     for row in rows:
         if not isinstance(row, list) or not all(_is_log_prob(pair) for pair in row):
             raise item.wrong("logprobs", "is not a list of lists of tokens and log-probabilities")
+        item.budget.spend(_PAIR * len(row), item.where)
         found.append(tuple((int(token), float(value)) for token, value in row))
     if len(found) != length:
         raise item.wrong("logprobs", f"has {len(found)} lists, and the canvas {length} positions")
@@ -399,7 +419,7 @@ def _format(item: _Object) -> ResponseFormat:
     calls = item.object("tool_calls")
     tools = []
     for value in calls.items("tools", 1024):
-        tool = _Object(f"{calls.where}: tools", value if isinstance(value, dict) else {})
+        tool = _Object(f"{calls.where}: tools", value if isinstance(value, dict) else {}, item.budget)
         schema = tool.text("schema") if "schema" in tool else None
         tools.append(Tool(tool.text("name"), schema, tool.flag("strict")))
     return ToolCallFormat(
