@@ -422,3 +422,26 @@ def test_of_a_checkpoint_that_is_only_looked_at_the_configuration_is_fetched(ser
     with pytest.raises(CheckpointError, match="someone/gone is not on the hub"):
         hub.resolve_config("someone/gone")
     assert hub.resolve_config("bundled:text") == hub.resolve("bundled:text")
+
+
+def test_a_config_from_a_hub_that_cannot_be_reached_is_asked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    use_hub(monkeypatch, CLOSED_PORT, tmp_path / "home")
+    with pytest.raises(CheckpointError) as caught:
+        hub.resolve_config(NAME)
+    text = str(caught.value)
+    assert text.startswith(f"{NAME} is neither a directory here nor in the local cache, and the hub at ")
+    assert text.endswith("; check the network, or set HF_ENDPOINT to a hub that can be reached.")
+    assert caplog.text == ""  # the library would tell of five more tries
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="and HF_HUB_OFFLINE is set; copy the checkpoint here"):
+        hub.resolve_config(NAME)
+
+
+@pytest.mark.parametrize("name", ["nowhere.gguf", "some/nowhere.gguf", "config.json"])
+def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(name: str, tmp_path: Path) -> None:
+    for find in (hub.resolve, hub.resolve_config):
+        with pytest.raises(CheckpointError, match=r"does not exist.* Give the path of the file\."):
+            find(name)
+    assert not hub.is_on_hub(name)

@@ -376,6 +376,54 @@ def test_a_closed_pipe_is_not_an_error(tiny: Path) -> None:
     assert done.stderr == ""
 
 
+def test_a_full_disk_is_one_line(tiny: Path) -> None:
+    command = f"{sys.executable} -m dgemma.cli.main info {tiny} > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        1, "dgemma info: the output cannot be read or written: No space left on device\n"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            PermissionError(13, "Permission denied", "/x/y"),
+            "/x/y cannot be read or written: Permission denied",
+        ),
+        (MemoryError(), "out of memory; take smaller weights (dgemma quantize)"),
+        (
+            RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes. Error 12"),
+            "close other programs. can't allocate memory: you tried 9 bytes. Error 12",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB\nmore"), "CUDA out of memory. Tried 2 GiB"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(
+    error: Exception, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("dgemma.cli.info.resolve_config", refused)
+    status, out, err = run(capsys, "info", "bundled:text")
+    assert (status, out) == (1, "")
+    assert message in err
+    assert err.startswith("dgemma info: ")
+    assert err.count("\n") == 1
+
+
+def test_a_bug_of_ours_keeps_its_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a shape is wrong")
+
+    monkeypatch.setattr("dgemma.cli.info.resolve_config", broken)
+    with pytest.raises(RuntimeError, match="a shape is wrong"):
+        run(capsys, "info", "bundled:text")
+
+
 def test_progress_is_plain_lines_in_a_pipe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

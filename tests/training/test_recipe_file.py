@@ -583,3 +583,8 @@ def test_a_recipe_of_an_earlier_version_gets_the_defaults_of_what_it_could_not_k
         recipe, compile=True, data=dataclasses.replace(recipe.data, also=("b.jsonl",))
     )
     assert with_new_entries(older, changed) == plain != to_plain(changed)
+
+
+def test_of_a_misspelt_name_and_the_one_it_stands_for_the_first_is_reported() -> None:
+    with pytest.raises(InputError, match=r"the recipe has no dta; did you mean 'data'\?"):
+        read_recipe(None, ["model=m", "out=o", "dta=d"])

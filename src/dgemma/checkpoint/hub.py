@@ -32,9 +32,11 @@ Progress = Callable[[int, int], None]
 EXAMPLE_NAME = "google/diffusiongemma-26B-A4B-it"
 # The hub's own rule for names, so that this module reports a bad name.
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII)
+_FILES = (".gguf", ".json", ".safetensors")  # a name that ends so is meant as a file
 _INDEX = "model.safetensors.index.json"
 _SMALL_FILES = frozenset(("config.json", _INDEX, *COMPANION_FILES))
 _MAX_PUBLISHED = 20
+_OTHER_HUB = "set HF_ENDPOINT to a hub that can be reached"
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -77,8 +79,9 @@ def resolve(
             )
         return weights_path(path)
     like_a_path = text.startswith((".", "/", "~")) or "\\" in text or text.count("/") > 1
-    if like_a_path or isinstance(name_or_path, Path):
-        raise CheckpointError(f"{path} does not exist{_suggestion(path)} Give the directory of a checkpoint.")
+    if like_a_path or text.endswith(_FILES) or isinstance(name_or_path, Path):
+        what = "the path of the file" if text.endswith(_FILES) else "the directory of a checkpoint"
+        raise CheckpointError(f"{path} does not exist{_suggestion(path)} Give {what}.")
     if not is_hub_name(text):
         raise CheckpointError(
             f"{text!r} is neither a directory here nor a hub name such as {EXAMPLE_NAME}{_suggestion(path)}"
@@ -95,21 +98,32 @@ def resolve(
 def resolve_config(name_or_path: str | Path) -> Path:
     """`resolve`, but of a checkpoint that is not here only config.json is fetched."""
     text = str(name_or_path)
-    if text.startswith(PREFIX) or os.path.exists(os.path.expanduser(text)) or not _HUB_NAME.fullmatch(text):
+    if text.startswith(PREFIX) or os.path.exists(os.path.expanduser(text)) or not is_hub_name(text):
         return resolve(name_or_path)
     if (here := cached(text)) is not None:
         return here
     import httpx2
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import HfApi, constants, hf_hub_download
+    from huggingface_hub.errors import OfflineModeIsEnabled
 
+    missing = f"{text} is neither a directory here nor in the local cache, and"
     try:
+        # The library tries a download again for half a minute and says so each time; a query once.
+        HfApi().model_info(text, revision=constants.DEFAULT_REVISION, timeout=constants.HF_HUB_ETAG_TIMEOUT)
         return Path(hf_hub_download(text, "config.json")).parent
+    except OfflineModeIsEnabled as error:
+        remedy = "copy the checkpoint here and give its directory, or unset it"
+        raise CheckpointError(f"{missing} HF_HUB_OFFLINE is set; {remedy}.") from error
+    except httpx2.ConnectError as error:
+        raise CheckpointError(
+            f"{missing} {_unreachable(error)}; check the network, or {_OTHER_HUB}."
+        ) from error
     except (OSError, ValueError, RuntimeError, httpx2.HTTPError) as error:
         raise _hub_error(error, text, "main") from error
 
 
 def is_hub_name(text: str) -> bool:
-    return _HUB_NAME.fullmatch(text) is not None
+    return _HUB_NAME.fullmatch(text) is not None and not text.endswith(_FILES)
 
 
 def pull(name: str, *, revision: str | None = None, progress: Progress | None = None) -> Path:
@@ -143,8 +157,7 @@ def plan_pull(name: str, *, revision: str | None = None) -> PullPlan:
     except OfflineModeIsEnabled:
         return _plan_from_cache(name, requested, "HF_HUB_OFFLINE is set", "unset it")
     except (httpx2.RequestError, httpx2.InvalidURL) as error:
-        why = f"the hub at {constants.ENDPOINT} cannot be reached: {_first_line(error)}"
-        return _plan_from_cache(name, requested, why, "set HF_ENDPOINT to a hub that can be reached")
+        return _plan_from_cache(name, requested, _unreachable(error), _OTHER_HUB)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise _hub_error(error, name, requested) from error
     weights = sorted(f for f in siblings if f.endswith(".safetensors") and "/" not in f)
@@ -312,6 +325,12 @@ def _hub_error(error: Exception, name: str, revision: str) -> CheckpointError:
         case _:
             text = f"{name} cannot be fetched from {constants.ENDPOINT}: {type(error).__name__}: {line}"
     return CheckpointError(text)
+
+
+def _unreachable(error: Exception) -> str:
+    from huggingface_hub import constants
+
+    return f"the hub at {constants.ENDPOINT} cannot be reached: {_first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:

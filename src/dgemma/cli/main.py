@@ -137,14 +137,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DgemmaError as error:
         print(f"dgemma {args.command}: {error}", file=sys.stderr)
         return USAGE if isinstance(error, InputError) else FAILURE
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        print(
+            f"dgemma {args.command}: out of memory; take smaller weights (dgemma quantize), a shorter "
+            f"context or fewer requests at once, or close other programs. {_first_line(error)}",
+            file=sys.stderr,
+        )
+        return FAILURE
     except KeyboardInterrupt:
         print(f"dgemma {args.command}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of our output left (`dgemma info x | head`): not an error, but stay silent.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:  # of the machine: a full disk, a directory that cannot be written
+        place = error.filename or "the output"
+        print(f"dgemma {args.command}: {place} cannot be read or written: {error.strerror}", file=sys.stderr)
+        if error.filename is None:
+            _drop_output()
+        return FAILURE
     return status
+
+
+def _drop_output() -> None:
+    """What is still buffered goes nowhere, so that Python has nothing to say about it when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # By name and by text: torch is imported by some commands only, and its error for a CPU has no type.
+    names = {base.__name__ for base in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0].partition("DefaultCPUAllocator: ")[2] or lines[0] if lines else ""
 
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ def read_recipe(path: str | Path | None, changes: Sequence[str] = ()) -> Recipe:
     for change in changes:
         _set(entries, change)
     missing = [name for name in ("model", "out", "data") if name not in entries]
-    if missing:
+    known = {field.name for field in dataclasses.fields(Recipe)}
+    # An unknown name is reported first: often it is one of these, misspelt.
+    if missing and entries.keys() <= known:
         raise InputError(
             f"the recipe lacks {' and '.join(missing)}; for example: "
             f"{missing[0]}={_EXAMPLE_VALUES[missing[0]]}"
