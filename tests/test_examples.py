@@ -15,6 +15,7 @@ import pytest
 
 import dgemma
 from cli.canvas_model import run as run_command
+from sizes import IS_FULL
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -82,6 +83,13 @@ def test_the_chat_bot_answers_each_line_and_is_told_what_was_said(
     for turn, messages in enumerate(told):
         assert [message["content"] for message in messages] == said[: 2 * turn + 1][-names["RECENT"] :]
         assert messages[0]["role"] == messages[-1]["role"] == "user"
+
+
+@pytest.mark.skipif(not IS_FULL, reason="half a minute of training; `make documented` runs it too")
+def test_the_adapter_answers_what_its_base_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    names, out = run("lora_then_serve.py", capsys)
+    assert [line.split(" {")[0] for line in out.splitlines()] == list(names["FACTS"])
+    assert all(f"'facts': '{fact}'" in out for fact in names["FACTS"].values())
 
 
 def test_every_request_of_the_batch_file_is_answered(

@@ -60,7 +60,8 @@ def main(page: str) -> None:
             print(f"--- {language}\n{text}", flush=True)
             run(*(("bash", "-euo", "pipefail", "-c") if language == "sh" else ("python", "-c")), text)
         wheel = next((tree / "dist").glob("*.whl"))
-        run("python", "-m", "pip", "install", "--quiet", f"{wheel}[server]")  # the agent's example serves
+        # The agent's example serves, and the adapter's is asked by OpenAI's client.
+        run("python", "-m", "pip", "install", "--quiet", f"{wheel}[server,train]", "openai==3.49.0")
         run("dgemma", "new", "--preset", "tiny", "my-model")
         for example in sorted((tree / "examples").glob("*.py")):
             print(f"--- {example.name}", flush=True)
