@@ -25,7 +25,7 @@ test:
 	$(PYTEST) $(TWO)
 
 test-full:  ## with as many random cases as the docs name, and all numeric tests without AVX-512
-	DGEMMA_FULL=1 $(PYTEST) $(TWO) $$(grep -rlE "^(from sizes )?import (sizes|IS_FULL|cases)" tests)
+	DGEMMA_FULL=1 $(PYTEST) $(TWO) $$(grep -rlE "^(from sizes )?import (sizes|IS_FULL|cases|full)" tests)
 	$(AVX2) $(PYTEST) $(TWO) tests/parity tests/model --ignore tests/model/kernels
 
 # The page's files are part of the package: what is committed equals a build from the lock file.

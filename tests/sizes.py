@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 IS_FULL = os.environ.get("DGEMMA_FULL") == "1"
 
 
@@ -13,3 +15,6 @@ def cases(full: int, part: int) -> int:
 
 GRAPH_BACKEND = "aot_eager" if IS_FULL else "eager"
 """The compiler backend of tests that demand one graph: dynamo alone finds a graph break."""
+
+full = pytest.mark.skipif(not IS_FULL, reason="make test-full")
+"""Of a test that takes too long for every change, and whose invariant a shorter one guards in part."""

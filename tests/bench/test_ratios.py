@@ -24,6 +24,7 @@ from dgemma.kernels.elementwise import elementwise
 from dgemma.model import attention, layers, moe
 from dgemma.model.config import ModelConfig
 from dgemma.sampling import rng, vocab_scan
+from sizes import full
 
 ROUNDS = 5
 STEPS = 4
@@ -57,6 +58,7 @@ def test_a_canvas_is_faster_than_the_references_with_a_small_vocabulary(tmp_path
     assert times_faster(lambda: reference.diffuse(prompt, 1, STEPS), lambda: canvas_of(lm)) > 1.0
 
 
+@full
 def test_a_canvas_needs_an_eighth_of_the_references_memory_with_the_released_vocabulary(
     tmp_path: Path,
 ) -> None:

@@ -16,6 +16,7 @@ from dgemma.bench.model_bench import ModelBench
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.cli.main import main
+from sizes import full
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 FEW = ["--prompt-tokens", "8", "--canvases", "2", "--steps", "2", "--causal-tokens", "2", "--rounds", "2",
@@ -120,6 +121,7 @@ def test_the_page_has_a_row_per_figure_and_its_columns_stand_apart(tiny: str, be
     assert re.search(r"^weights\s+2 MB$", page, re.M)
 
 
+@full
 def test_one_canvas_has_no_row_for_commits(tiny: str, bench: Run) -> None:
     status, page, _ = bench(tiny, *FEW, "--canvases", "1", "--no-reference")
     assert status == 0
@@ -133,6 +135,13 @@ def test_memory_that_cannot_be_told_is_called_unknown(
     monkeypatch.setattr("dgemma.bench.model_bench.peak_growth_bytes", lambda run, device: None)
     _, page, _ = bench(tiny, *FEW, "--no-reference")
     assert re.search(r"^peak extra memory\s+unknown$", page, re.M)
+
+
+@full
+def test_memory_that_cannot_be_told_is_null_in_json(
+    tiny: str, bench: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dgemma.bench.model_bench.peak_growth_bytes", lambda run, device: None)
     found = json.loads(bench(tiny, *FEW, "--no-reference", "--json")[1])
     assert found["peak_extra_bytes"] == {"dgemma": None}
 

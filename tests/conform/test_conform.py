@@ -23,6 +23,7 @@ from dgemma.conform.compare import Conformance, compare
 from dgemma.conform.geometries import GEOMETRIES, Geometry, write_geometry
 from dgemma.conform.runners import run_transformers
 from dgemma.conform.runtimes import RUNTIMES, NotInstalledError, OtherRuntimeError
+from sizes import full
 
 SMALL_WINDOW = GEOMETRIES[0]
 LAST = 3 * SMALL_WINDOW.window
@@ -218,10 +219,14 @@ def test_shapes_and_not_numbers_part() -> None:
 def test_the_command_prints_a_table_and_an_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["conform", "transformers", "--geometries", "1"]) == 0
     assert "small window" in capsys.readouterr().out
-    assert main(["conform", "transformers", "--geometries", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["passed"] is True
     assert main(["conform", "transformer"]) == 2
     assert "transformers" in capsys.readouterr().err
+
+
+@full
+def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conform", "transformers", "--geometries", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["passed"] is True
 
 
 @pytest.mark.parametrize(
@@ -281,6 +286,7 @@ def test_differences_of_logits_are_listed_by_pass(place: Path) -> None:
     assert found.largest_by_pass["prompt"] < 1e-4 < found.largest_by_pass["canvas"]
 
 
+@full
 def test_a_runtime_that_fails_is_one_line_with_its_own_words(tmp_path: Path) -> None:
     runtime = replace(RUNTIMES["transformers"], name="broken")
     with pytest.raises(Exception, match="broken failed on"):

@@ -31,7 +31,7 @@ from oracle import FULL, SLIDING, Case, calm_oracle, make_ours
 from plain_answer import plain_answer
 from sizes import cases
 
-MOST = cases(500, 60)
+MOST = cases(500, 40)
 FEW = cases(500, 24)
 # A window that slides within a prompt, and words enough for a tokenizer that knows text.
 GEOMETRY = Case(

@@ -28,7 +28,7 @@ from dgemma.checkpoint.random_weights import write_random
 from dgemma.cli.main import main
 from rank_processes import run_processes, run_rank
 from server.real_server import RealServer, serving, write_adapters
-from sizes import IS_FULL
+from sizes import cases
 
 pytestmark = pytest.mark.skipif(
     not distributed.is_available() or sys.platform == "win32", reason="torch has no gloo here"
@@ -76,7 +76,7 @@ def rank(mesh: DeviceMesh, checkpoint: str, adapter: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, 4][: cases(2, 1)])
 def test_ranks_that_run_one_program_have_the_texts_of_one_process(
     checkpoint: Path, adapter: Path, tmp_path: Path, size: int
 ) -> None:
@@ -172,7 +172,7 @@ def test_a_server_of_two_ranks_answers_as_one_process(checkpoint: Path, adapter:
         assert not psutil.wait_procs(helpers, timeout=60)[1]
 
 
-@pytest.mark.parametrize("moment", range(20 if IS_FULL else 2))
+@pytest.mark.parametrize("moment", range(cases(20, 1)))
 def test_a_rank_that_is_killed_ends_the_server_and_no_request_hangs(checkpoint: Path, moment: int) -> None:
     draw = random.Random(moment)
     with serving(str(checkpoint), "--tensor-parallel", "2", "--dtype", "float32") as server:

@@ -17,6 +17,7 @@ from dgemma.bench.memory import peak_growth_bytes
 from dgemma.model.linear import PlainLinear
 from dgemma.model.transformer import Head
 from dgemma.training.objective import block_rows, cross_entropy
+from sizes import full
 
 POSITIONS, WORDS, HIDDEN = 256, 262_144, 16  # 268 MB of fp32 logits; more with their gradients
 
@@ -46,6 +47,7 @@ def test_a_block_is_small_but_reads_a_large_vocabulary_for_many_rows(words: int,
     )
 
 
+@full
 def test_the_vocabulary_is_never_held_for_all_positions() -> None:
     def measured(max_logits: int) -> int:
         asked = [sys.executable, __file__, str(max_logits)]

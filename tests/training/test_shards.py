@@ -37,6 +37,7 @@ from dgemma.training.recipe import (
 from dgemma.training.report import StepReport, read_log
 from dgemma.training.trainer import Trainer, TrainingOutcome
 from rank_processes import ENVIRONMENT, run_processes, run_rank
+from sizes import IS_FULL, full
 
 pytestmark = pytest.mark.skipif(
     not distributed.is_available() or sys.platform == "win32", reason="torch has no gloo here"
@@ -47,9 +48,10 @@ ADAM = OptimizerRecipe(learning_rate=1e-3, decay="constant", eps=1e-2)
 RUNS: dict[str, dict[str, Any]] = {
     # Muon over matrices, Adam over the rest.
     "all": {"train": "all", "optimizer": replace(ADAM, kind="muon"), "recompute": True},
-    "an adapter": {"train": "lora", "optimizer": ADAM},
     "an adapter in bf16": {"train": "lora", "optimizer": ADAM, "precision": "bf16"},
 }
+if IS_FULL:
+    RUNS["an adapter"] = {"train": "lora", "optimizer": ADAM}
 HALF, STEPS = 2, 4
 
 
@@ -159,6 +161,7 @@ def test_two_processes_train_as_one(name: str, directory: Path, alone: Path, by_
     check_same_run(directory / "2" / name, alone / name)
 
 
+@full
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_of_two_goes_on_with_four(name: str, directory: Path, alone: Path, by_four: Any) -> None:
     check_same_run(directory / "4" / name, alone / name)
@@ -175,6 +178,7 @@ def test_a_run_of_two_goes_on_with_one(name: str, directory: Path, alone: Path, 
     check_same_run(out, alone / name)
 
 
+@full
 @pytest.mark.parametrize("name", RUNS)
 def test_each_process_holds_its_part_of_every_weight(name: str, by_two: Any, by_four: Any) -> None:
     for found, size in ((by_two, 2), (by_four, 4)):
@@ -239,6 +243,7 @@ def until_trained(out: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
+@full
 def test_an_interrupted_command_keeps_its_state_and_ends_its_processes(
     directory: Path, tmp_path: Path
 ) -> None:

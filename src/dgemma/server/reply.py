@@ -113,6 +113,14 @@ def reply_format(turn: ChatTurn, *, thinks: bool) -> RequestedFormat | None:
     return RequestedFormat(response_format=response_format, field=name, thinking=thinking)
 
 
+def check_tool_choice(must_call: bool, named: str | None, tools: Sequence[str]) -> None:
+    """Refuse a tool_choice that asks for a call which these tools do not allow."""
+    if must_call and not tools:
+        raise invalid("tool_choice asks for a call, but there are no tools; give tools.", "tool_choice")
+    if named is not None:
+        check_named_tool(named, tools)
+
+
 def check_named_tool(name: str, known: Sequence[object]) -> None:
     """Refuse a tool_choice whose tool is not among `known`."""
     if name not in known:

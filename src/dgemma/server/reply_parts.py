@@ -14,6 +14,7 @@ from dgemma.engine.service import EngineEvent
 from dgemma.events import Answer, Commit, Finish, ToolCall
 from dgemma.server.outputs import is_cut_off, is_delivered
 from dgemma.server.serving import GenerationInfo
+from dgemma.server.text import TextService
 
 
 class PartKind(Enum):
@@ -87,9 +88,10 @@ class ReplyParts:
     def has_calls(self) -> bool:
         return any(part.kind is PartKind.CALL for part in self.parts)
 
-    @property
-    def thought(self) -> str:
-        return "".join(part.text for part in self.parts if part.kind is PartKind.THOUGHT)
+    def thought_tokens(self, text: TextService, most: int) -> int:
+        """Of the thoughts, encoded once more: at most all of the reply's."""
+        thought = "".join(part.text for part in self.parts if part.kind is PartKind.THOUGHT)
+        return min(len(text.encode_text(thought)), most) if thought else 0
 
     def _write(self, kind: PartKind, text: str) -> Iterator[PartStep]:
         if not text:

@@ -20,7 +20,7 @@ from dgemma.server.protocol import (
     RequestModel,
     ResponseModel,
 )
-from dgemma.server.reply import check_named_tool
+from dgemma.server.reply import check_tool_choice
 from dgemma.server.validation import UNSUPPORTED_BY_ALL, Unsupported, read_fields
 from dgemma.structured_output.response_format import JsonFormat, TextFormat, schema_text
 
@@ -214,21 +214,14 @@ class CountTokensRequest(MessageFields):
 
 def read_messages_request(body: Mapping[str, Any]) -> MessagesRequest:
     request = read_fields(MessagesRequest, body, UNSUPPORTED_IN_MESSAGES)
-    _check_tool_choice(request)
+    check_tool_choice(request.must_call, request.named_tool, [tool.name for tool in request.tools or ()])
     return request
 
 
 def read_count_request(body: Mapping[str, Any]) -> CountTokensRequest:
     request = read_fields(CountTokensRequest, body, UNSUPPORTED_IN_COUNTS)
-    _check_tool_choice(request)
+    check_tool_choice(request.must_call, request.named_tool, [tool.name for tool in request.tools or ()])
     return request
-
-
-def _check_tool_choice(request: MessageFields) -> None:
-    if request.must_call and not request.tools:
-        raise invalid("tool_choice asks for a call, but there are no tools; give tools.", "tool_choice")
-    if request.named_tool is not None:
-        check_named_tool(request.named_tool, [tool.name for tool in request.tools or ()])
 
 
 # Replies

@@ -147,17 +147,14 @@ class MessagesWriter(ResponseWriter[list[Answer]]):
         return answer.stop_string if self._stop_reason(answer) == "stop_sequence" else None
 
     def _usage(self, usage: UsageInfo) -> MessageUsage:
-        thought = self._reply.thought
-        thought_tokens = len(self._text.encode_text(thought)) if thought else 0
+        thought_tokens = self._reply.thought_tokens(self._text, usage.completion_tokens)
         cached = usage.prompt_tokens_details.cached_tokens
         return MessageUsage(
             input_tokens=usage.prompt_tokens - cached,
             cache_creation_input_tokens=0,
             cache_read_input_tokens=cached,
             output_tokens=usage.completion_tokens,
-            output_tokens_details=ThinkingTokens(
-                thinking_tokens=min(thought_tokens, usage.completion_tokens)
-            ),
+            output_tokens_details=ThinkingTokens(thinking_tokens=thought_tokens),
             denoising_steps=usage.denoising_steps,
             canvases=usage.canvases,
             tokens_per_forward=usage.tokens_per_forward,

@@ -20,7 +20,7 @@ from dgemma.server.protocol import (
     RequestModel,
     ResponseModel,
 )
-from dgemma.server.reply import EFFORT_OFF, check_named_tool
+from dgemma.server.reply import EFFORT_OFF, check_tool_choice
 from dgemma.server.responses.items import EventPart, InputItem, OutputItem
 from dgemma.server.validation import UNSUPPORTED_BY_ALL, Unsupported, read_fields
 from dgemma.structured_output.response_format import JsonFormat, TextFormat, schema_text
@@ -188,21 +188,14 @@ class InputTokensRequest(ItemFields):
 
 def read_response_request(body: Mapping[str, Any]) -> ResponseRequest:
     request = read_fields(ResponseRequest, body, UNSUPPORTED_IN_RESPONSES)
-    _check_tool_choice(request)
+    check_tool_choice(request.must_call, request.named_tool, [tool.name for tool in request.tools or ()])
     return request
 
 
 def read_input_tokens_request(body: Mapping[str, Any]) -> InputTokensRequest:
     request = read_fields(InputTokensRequest, body, UNSUPPORTED_IN_INPUT_TOKENS)
-    _check_tool_choice(request)
+    check_tool_choice(request.must_call, request.named_tool, [tool.name for tool in request.tools or ()])
     return request
-
-
-def _check_tool_choice(request: ItemFields) -> None:
-    if request.must_call and not request.tools:
-        raise invalid("tool_choice asks for a call, but there are no tools; give tools.", "tool_choice")
-    if request.named_tool is not None:
-        check_named_tool(request.named_tool, [tool.name for tool in request.tools or ()])
 
 
 # Responses

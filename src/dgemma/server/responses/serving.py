@@ -205,16 +205,13 @@ class ResponsesWriter(ResponseWriter[list[Answer]]):
         )
 
     def _usage(self, usage: UsageInfo) -> ResponseUsageInfo:
-        thought = self._reply.thought
-        thought_tokens = len(self._text.encode_text(thought)) if thought else 0
+        thought_tokens = self._reply.thought_tokens(self._text, usage.completion_tokens)
         cached = usage.prompt_tokens_details.cached_tokens
         return ResponseUsageInfo(
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=cached, cache_write_tokens=0),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(
-                reasoning_tokens=min(thought_tokens, usage.completion_tokens)
-            ),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=thought_tokens),
             total_tokens=usage.total_tokens,
             denoising_steps=usage.denoising_steps,
             canvases=usage.canvases,
