@@ -20,6 +20,7 @@ class Answer:
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     waits: bool = False  # until the client leaves
+    is_last: bool = False  # sent when the client of the first request has left
 
 
 @dataclass
@@ -57,6 +58,8 @@ def answering(answers: Sequence[Answer] = ()) -> Iterator[ScriptedServer]:
                 readable, _, _ = select.select([self.connection], [], [], WAIT_S)
                 if readable and not self.connection.recv(1):
                     seen.left.set()
+                return
+            if answer.is_last and not server.seen[0].left.wait(WAIT_S):
                 return
             self.send_response(answer.status)
             for name, value in answer.headers.items():
