@@ -112,7 +112,8 @@ def test_the_wheel_has_the_package_and_its_data_alone(wheel: Path) -> None:
 
 def test_there_is_one_version(wheel: Path) -> None:
     version = dgemma.__version__
-    said = subprocess.run(["dgemma", "--version"], capture_output=True, text=True, check=True).stdout
+    command = Path(sys.executable).with_name("dgemma")
+    said = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout
     assert said == f"dgemma {version}\n"
     assert wheel.name == f"dgemma-{version}-py3-none-any.whl"
     for page in ("README.md", "docs/index.md"):
