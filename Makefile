@@ -1,7 +1,7 @@
 # The same targets serve a developer and CI. PY is the interpreter of the environment in use.
 PY ?= python
 
-.PHONY: install lint types test test-full documented docs editors others wheel dist lock sbom audit man golden web fuzz
+.PHONY: install lint types test test-full documented newcomer docs editors others wheel dist lock sbom audit man golden web fuzz
 
 install:  ## the package and its development tools; CPU torch first, so that no CUDA build is pulled
 	$(PY) -m pip install --quiet "torch==2.13.0" uv
@@ -49,6 +49,9 @@ dist:  ## sdist, the wheel out of it, and their bytes once more from other direc
 
 documented:  ## the README word for word: wheel, empty environment, every block, every example
 	$(PY) tools/run_documented.py README.md
+
+newcomer:  ## a stranger's first hour: empty environment, README, tutorials, mistakes; writes docs/newcomer.md
+	$(PY) -m tools.newcomer
 
 docs:  ## the site in build/site: strict, no broken link, nothing loaded from another host
 	$(PY) -m tools.build_docs

@@ -10,9 +10,7 @@ import contextlib
 import doctest
 import io
 import re
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +19,14 @@ import pytest
 from sizes import IS_FULL
 from test_documented_commands import run
 from test_documented_server import PLACE, Reader
+from tools.run_documented import Block, blocks_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 # These run in tests of their own.
 ELSEWHERE = {"server.md", "structured-output.md"}
 # Half a minute of training; the README's blocks, which `make documented` runs, are the same.
 SLOW = {"tutorials/fine-tune.md"}
-BLOCK = re.compile(
-    r"(?P<skip><!-- not run: [^>]+ -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```\n"
-    r"(?:\n+```text\n(?P<prints>.*?)^```$)?",
-    re.MULTILINE | re.DOTALL,
-)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-
-
-@dataclass(frozen=True)
-class Block:
-    language: str
-    text: str
-    prints: str | None
-
-
-def blocks_of(page: str) -> Iterator[Block]:
-    for found in BLOCK.finditer(page):
-        if found["skip"] is None and found["language"] in ("sh", "python"):
-            yield Block(found["language"], found["text"], found["prints"])
 
 
 class Follower:

@@ -16,12 +16,42 @@ import sys
 import tempfile
 import time
 import venv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"(?P<skip><!-- not run: [^>]+ -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```\n"
+    r"(?:\n+```text\n(?P<prints>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
 MAX_HELP_SECONDS = 0.5
 TYPED = "Every morning Emma gave the dog some fresh water.\nWho had a dog?\n"  # what an example reads
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block to run. prints: the `text` block directly behind it."""
+
+    language: str
+    text: str
+    prints: str | None
+
+
+def blocks_of(page: str) -> Iterator[Block]:
+    """The `sh` and `python` blocks of a page, without those that are marked as not run."""
+    for found in BLOCK.finditer(page):
+        if found["skip"] is None and found["language"] in ("sh", "python"):
+            yield Block(found["language"], found["text"], found["prints"])
+
+
+def empty_environment(directory: Path, variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """A new environment, and the variables of a shell in it: nothing of the calling one may help."""
+    venv.create(directory, with_pip=True)
+    env = {k: v for k, v in variables.items() if not k.startswith("PYTHON")}
+    env["PATH"] = f"{directory / 'bin'}{os.pathsep}{env['PATH']}"
+    return env
 
 
 def copy_of_the_tree(target: Path) -> None:
@@ -44,21 +74,19 @@ def main(page: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         tree, environment = Path(scratch) / "tree", Path(scratch) / "venv"
         copy_of_the_tree(tree)
-        venv.create(environment, with_pip=True)
-        # Nothing of the calling environment may help: no PYTHONPATH, no other bin first.
-        env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-        env["PATH"] = f"{environment / 'bin'}{os.pathsep}{env['PATH']}"
+        env = empty_environment(environment)
 
         def run(*command: str, typed: str = "") -> None:
             started = time.perf_counter()
             subprocess.run(command, cwd=tree, env=env, check=True, input=typed, text=True)
             print(f"({time.perf_counter() - started:.1f} s)", flush=True)
 
-        blocks = BLOCK.findall((tree / page).read_text())
+        blocks = list(blocks_of((tree / page).read_text()))
         assert blocks, f"{page} has no blocks to run"
-        for language, text in blocks:
-            print(f"--- {language}\n{text}", flush=True)
-            run(*(("bash", "-euo", "pipefail", "-c") if language == "sh" else ("python", "-c")), text)
+        for block in blocks:
+            print(f"--- {block.language}\n{block.text}", flush=True)
+            shell = ("bash", "-euo", "pipefail", "-c")
+            run(*(shell if block.language == "sh" else ("python", "-c")), block.text)
         wheel = next((tree / "dist").glob("*.whl"))
         # The agent's example serves, and the adapter's is asked by OpenAI's client.
         run("python", "-m", "pip", "install", "--quiet", f"{wheel}[server,train]", "openai==3.49.0")
