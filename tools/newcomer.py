@@ -1,7 +1,8 @@
 """A stranger's first hour: install the wheel, follow the README and the tutorials, make mistakes.
 
     python -m tools.newcomer            # all of it; writes docs/newcomer.md
-    python -m tools.newcomer --here     # the mistakes alone, with the dgemma of this environment
+    python -m tools.newcomer --in VENV  # the mistakes alone, in an environment made before; writes them too
+    python -m tools.newcomer --here     # the mistakes alone, in this environment; writes nothing
 
 In a copy of the tree and an empty environment, with an empty home. What a page says must come true word for
 word; each mistake must end with the status and the message that `tools/newcomer_mistakes.py` expects, and
@@ -26,11 +27,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tools.newcomer_mistakes import MISTAKES, PREPARED, Mistake
 from tools.run_documented import ROOT, Block, blocks_of, copy_of_the_tree, empty_environment
 
 PAGE = ROOT / "docs" / "newcomer.md"
+RESULTS = ROOT / "benchmarks" / "results"
 LIMIT_S = 300  # from nothing to a solved Sudoku and the first text of a stream
 _SHELL = ("bash", "-euo", "pipefail", "-c")
 _SOLVE = "dgemma solve 53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
@@ -47,6 +50,7 @@ for line in sys.stdin:
     print({_END!r}, flush=True)
 """
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+_PROGRESS = re.compile(r"^\w+: [\d.]+ of [\d.]+ \w+\n", re.MULTILINE)  # on a busy machine alone
 _MISTAKE_LIMIT_S = 240
 _MOST_LINES = 8
 
@@ -83,7 +87,7 @@ class Reader:
             for block in blocks_of(page):
                 count += 1
                 try:
-                    printed = self._run(block, session, stack)
+                    printed = _PROGRESS.sub("", self._run(block, session, stack))
                 except (subprocess.CalledProcessError, AssertionError) as error:
                     wrong.append(f"{block.text}--- failed: {error}")
                     break  # what follows needs it
@@ -97,7 +101,7 @@ class Reader:
             assert session.stdout is not None
             session.stdin.write(json.dumps(block.text) + "\n")
             session.stdin.flush()
-            lines = []
+            lines: list[str] = []
             for line in session.stdout:
                 if line.rstrip("\n") == _END:
                     return "".join(lines)
@@ -210,8 +214,13 @@ def message(done: Done) -> str:
     return "\n".join(line.rpartition("\r")[2] for line in lines)
 
 
-def make_mistakes(directory: Path, env: dict[str, str], *, take_away: bool) -> list[tuple[Mistake, Done]]:
-    """All of them, in order. take_away: also uninstall what those at the end are without."""
+def make_mistakes(
+    directory: Path, env: dict[str, str], *, take_away: bool, keep: Path | None = None
+) -> list[tuple[Mistake, Done]]:
+    """All of them, in order. take_away: also uninstall what those at the end are without.
+
+    keep: the temporary directory; the report is written after each.
+    """
     subprocess.run([*_SHELL, PREPARED], cwd=directory, env=env, check=True, stdout=subprocess.DEVNULL)
     found = []
     for mistake in MISTAKES:
@@ -231,42 +240,61 @@ def make_mistakes(directory: Path, env: dict[str, str], *, take_away: bool) -> l
                 flush=True,
             )
         found.append((mistake, done))
+        if keep is not None:  # an hour's work shall not be lost with its last line
+            write_page({"mistakes": rows_of(found, str(keep))})
     return found
 
 
-def page_of(
-    times: dict[str, float], pages: dict[str, int], mistakes: list[tuple[Mistake, Done]], hide: str
-) -> str:
-    """docs/newcomer.md. hide: the temporary directory, which says nothing."""
-    today = datetime.date.today().isoformat()
-    lines = [
-        "# A stranger's first hour",
-        "",
-        f"Written by `make newcomer` on {today}: the wheel in an empty environment with an empty home, on",
-        "cores that did other work too. The script follows the README and every tutorial word for word,",
-        "compares what they print, and makes the mistakes below. It fails if a status, message or output is",
-        "wrong.",
-        "",
-        "| from nothing to | seconds |",
-        "|---|---:|",
-        *(f"| {what} | {seconds:.0f} |" for what, seconds in times.items()),
-        "",
-        "| followed word for word | blocks |",
-        "|---|---:|",
-        *(f"| {page} | {count} |" for page, count in pages.items()),
-        "",
-        f"{len(mistakes)} lines that a newcomer types, what each prints, and its exit status; lines such as",
-        "`Try: dgemma generate --help` are left out.",
-        "",
-        "| what | command | prints | status | seconds |",
-        "|---|---|---|---:|---:|",
-    ]
+def rows_of(mistakes: list[tuple[Mistake, Done]], hide: str) -> list[list[str]]:
+    """Rows of the table of mistakes. hide: the temporary directory, which says nothing."""
+    rows = []
     for mistake, done in mistakes:
         text = message(done).replace(hide, "...")
         shown = "<br>".join(f"`{cell(line)}`" for line in text.splitlines()[-3:])
         command = cell(mistake.command + (", then Ctrl-C" if mistake.interrupt_at else ""))
-        lines.append(f"| {mistake.what} | `{command}` | {shown} | {done.status} | {done.seconds:.0f} |")
-    return "\n".join([*lines, ""])
+        rows.append([mistake.what, f"`{command}`", shown, str(done.status), f"{done.seconds:.0f}"])
+    return rows
+
+
+def write_page(found: dict[str, Any]) -> None:
+    """Keep what was found beside what was found before, and write docs/newcomer.md of both."""
+    earlier = sorted(RESULTS.glob("*-newcomer.json"))
+    kept = json.loads(earlier[-1].read_text()) if earlier else {"times": {}, "pages": {}, "mistakes": []}
+    today = datetime.date.today().isoformat()
+    kept |= {"date": today, "command": "python -m tools.newcomer", **found}
+    (RESULTS / f"{today}-newcomer.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    PAGE.write_text(page_of(kept))
+
+
+def page_of(found: dict[str, Any]) -> str:
+    """docs/newcomer.md."""
+    rows = found["mistakes"]
+    return "\n".join(
+        [
+            "# A stranger's first hour",
+            "",
+            f"Written by `make newcomer` on {found['date']}: the wheel in an empty environment. It follows",
+            "the README and every tutorial word for word, compares what they print, and makes the mistakes",
+            "below. It fails if a status, a message or an output is wrong.",
+            "",
+            *([str(found["note"]), ""] if found.get("note") else []),
+            "| from nothing to | seconds |",
+            "|---|---:|",
+            *(f"| {what} | {seconds:.0f} |" for what, seconds in found["times"].items()),
+            "",
+            "| followed word for word | blocks |",
+            "|---|---:|",
+            *(f"| {page} | {count} |" for page, count in found["pages"].items()),
+            "",
+            f"{len(rows)} lines that a newcomer types, what each prints, and its exit status; lines such as",
+            "`Try: dgemma generate --help` are left out.",
+            "",
+            "| what | command | prints | status | seconds |",
+            "|---|---|---|---:|---:|",
+            *(f"| {' | '.join(row)} |" for row in rows),
+            "",
+        ]
+    )
 
 
 def cell(text: str) -> str:
@@ -278,7 +306,8 @@ def cell(text: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--here", action="store_true", help="the mistakes alone, in this environment")
-    here = parser.parse_args().here
+    parser.add_argument("--in", type=Path, metavar="VENV", dest="place", help="the mistakes alone, there")
+    args = parser.parse_args()
     # A shell's background job ignores Ctrl-C, and so would the commands that it is typed to.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     assert not is_taken(8000), "port 8000 is taken; the tutorials serve there"
@@ -289,17 +318,20 @@ def main() -> int:
         (root / "home").mkdir()
         (root / "mistakes").mkdir()
         clean["HOME"] = str(root / "home")
-        if here:
-            clean["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{clean['PATH']}"
-            done = make_mistakes(root / "mistakes", clean, take_away=False)
+        if args.here or args.place:
+            programs = args.place.resolve() / "bin" if args.place else Path(sys.executable).parent
+            clean["PATH"] = f"{programs}{os.pathsep}{clean['PATH']}"
+            done = make_mistakes(
+                root / "mistakes", clean, take_away=bool(args.place), keep=root if args.place else None
+            )
             return int(any(problems(*one) for one in done))
         copy_of_the_tree(root / "tree")
         times, env = first_steps(root / "tree", root / "venv", clean)
         for what, seconds in times.items():
             print(f"{seconds:6.1f} s  {what}", flush=True)
         pages, wrong = follow_pages(root, env)
-        done = make_mistakes(root / "mistakes", env, take_away=True)
-        PAGE.write_text(page_of(times, pages, done, scratch))
+        write_page({"times": times, "pages": pages, "note": ""})
+        done = make_mistakes(root / "mistakes", env, take_away=True, keep=root)
     too_late = {what: seconds for what, seconds in times.items() if seconds > LIMIT_S}
     print("\n".join([*wrong, *(f"{what} took {seconds:.0f} s" for what, seconds in too_late.items())]))
     return int(bool(wrong or too_late or any(problems(*one) for one in done)))
@@ -317,10 +349,8 @@ def follow_pages(root: Path, env: dict[str, str]) -> tuple[dict[str, int], list[
         began = time.perf_counter()
         counts[page], found = Reader(directory, env).follow((tree / page).read_text())
         wrong += [f"{page}: {one}" for one in found]
-        print(
-            f"{time.perf_counter() - began:6.1f} s  {page}: {counts[page]} blocks, {len(found)} wrong",
-            flush=True,
-        )
+        seconds = time.perf_counter() - began
+        print("\n".join([f"{seconds:6.1f} s  {page}: {counts[page]} blocks", *found]), flush=True)
         if page == "README.md":  # the home page of the documentation installs these too
             wheel = next((tree / "dist").glob("*.whl"))
             subprocess.run(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from test_documented_commands import run
-from tools.newcomer import Done, Reader, made, make_mistakes, message, page_of, problems
+from tools.newcomer import Done, Reader, made, make_mistakes, message, page_of, problems, rows_of
 from tools.newcomer_mistakes import MISTAKES, Mistake
 
 # No model is loaded, nothing is prepared, no shell is needed.
@@ -79,7 +79,8 @@ def test_ctrl_c_is_typed_when_something_was_printed(tmp_path: Path) -> None:
 
 def test_a_page_is_followed_block_by_block_in_one_session(tmp_path: Path) -> None:
     page = (
-        "```sh\necho one > file\n```\n\n```python\nx = open('file').read().strip()\n```\n\n"
+        "```sh\necho one > file; echo 'fill: 1 of 2 gaps'\n```\n\n```text\n```\n\n"
+        "```python\nx = open('file').read().strip()\n```\n\n"
         "```python\nprint(x, 'two')\n```\n\n```text\none ...\n```\n\n"
         "<!-- not run: for a test -->\n```sh\nfalse\n```\n"
     )
@@ -96,7 +97,9 @@ def test_a_page_is_followed_block_by_block_in_one_session(tmp_path: Path) -> Non
 
 def test_the_report_names_every_mistake_and_hides_the_directory(tmp_path: Path) -> None:
     done = Done(2, "", f"dgemma: a | `b` {tmp_path}/x\nTry: dgemma --help\n", 1.4)
-    text = page_of({"a Sudoku": 12.3}, {"README.md": 7}, [(HELLO, done)], str(tmp_path))
+    rows = rows_of([(HELLO, done)], str(tmp_path))
+    found = {"date": "today", "times": {"a Sudoku": 12.3}, "pages": {"README.md": 7}, "mistakes": rows}
+    text = page_of(found)
     assert "| a Sudoku | 12 |" in text
     assert "| README.md | 7 |" in text
     row = next(line for line in text.splitlines() if line.startswith("| for a test"))
