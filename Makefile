@@ -1,7 +1,7 @@
 # The same targets serve a developer and CI. PY is the interpreter of the environment in use.
 PY ?= python
 
-.PHONY: install lint types test test-full documented newcomer docs editors others wheel dist lock sbom audit man golden web fuzz
+.PHONY: install lint types test test-full documented newcomer docs editors others wheel dist lock sbom audit man golden web fuzz coverage
 
 install:  ## the package and its development tools; CPU torch first, so that no CUDA build is pulled
 	$(PY) -m pip install --quiet "torch==2.13.0" uv
@@ -27,6 +27,13 @@ test:
 test-full:  ## with as many random cases as the docs name, and all numeric tests without AVX-512
 	DGEMMA_FULL=1 $(PYTEST) $(TWO) $$(grep -rlE "^(from sizes )?import (sizes|IS_FULL|cases|full)" tests)
 	$(AVX2) $(PYTEST) $(TWO) tests/parity tests/model --ignore tests/model/kernels
+
+COVERED ?= tests
+
+coverage:  ## lines and branches of dgemma that the tests run, as a dated result file; COVERED="tests/text tests/trace" for a part
+	rm -rf build/coverage && mkdir -p build/coverage
+	OMP_NUM_THREADS=1 $(PY) -m coverage run -m pytest $(TWO) $(COVERED)
+	$(PY) -m coverage combine --quiet && $(PY) -m coverage json --quiet && $(PY) -m tools.coverage_figure $(COVERED)
 
 # The page's files are part of the package: what is committed equals a build from the lock file.
 WEB = src/dgemma/data/web

@@ -7,7 +7,8 @@ Clients ask for chats, streams, gaps, edits, decisions, schemas, responses and m
 leave in the middle, some send what is refused. Every ten seconds the memory, threads and open files of the
 server and of its processes are noted. The slope is that of a line through the means of ten parts of the
 curve after the warm-up, with Student's interval. It is flat if the interval's upper end is below a limit.
-Bounds of caches are set low by flags, so that they are full before the warm-up ends.
+Bounds of caches are set low by flags, so that they are full before the warm-up ends. What decides is resident
+memory: the share of a page (PSS) changes with what other processes of the machine map.
 """
 
 from __future__ import annotations
@@ -152,6 +153,8 @@ def slope(curve: Sequence[dict[str, float]], name: str, warm_up_s: float) -> dic
         )
     parts = [warm[begin : begin + size] for begin in range(len(warm) % PARTS, len(warm), size)]
     hours = [statistics.fmean(point["at_s"] for point in part) / 3600 for part in parts]
+    if len({point[name] for point in warm}) == 1:
+        return {"per_hour": 0.0, "low": 0.0, "high": 0.0}
     fit = stats.linregress(hours, [statistics.fmean(point[name] for point in part) for part in parts])
     margin = float(stats.t.ppf(0.975, len(parts) - 2) * fit.stderr)
     per_hour = float(fit.slope)
@@ -162,7 +165,16 @@ def slope(curve: Sequence[dict[str, float]], name: str, warm_up_s: float) -> dic
     }
 
 
+async def check(server: Served) -> None:
+    """A server that started without what it needs would be watched refusing."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    reply = await ask(server.port, CHAT, body)
+    if reply.status != 200:
+        raise SystemExit(f"the server answers no chat: {reply.status} {reply.body.decode()[:500]}")
+
+
 async def run(server: Served, args: argparse.Namespace) -> dict[str, Any]:
+    await check(server)
     counts: Counter[str] = Counter()
     ends_at = time.monotonic() + 60 * args.minutes
     clients = [
@@ -187,7 +199,7 @@ async def run(server: Served, args: argparse.Namespace) -> dict[str, Any]:
         "in_use_after": await server.at_rest(),
         "slope": slopes,
         "limit_mb_per_hour": LIMIT_MB_PER_HOUR,
-        "is_flat": slopes["pss_mb"]["high"] <= LIMIT_MB_PER_HOUR,
+        "is_flat": slopes["rss_mb"]["high"] <= LIMIT_MB_PER_HOUR,
         "curve": curve,
     }
 
@@ -215,7 +227,7 @@ def plot(result: Path, out: Path) -> None:
             series=[series("threads", "threads", BLUE), series("files", "files", ORANGE)],
         ),
     ]  # fmt: skip
-    fitted = found["slope"]["pss_mb"]
+    fitted = found["slope"]["rss_mb"]
     note = (
         f"{found['requests']:,} requests; after {found['warm_up_minutes']:g} minutes "
         f"{fitted['per_hour']:+.1f} MB per hour (95 %: {fitted['low']:+.1f} to {fitted['high']:+.1f})"

@@ -295,9 +295,10 @@ def record(home: Path) -> None:
             "cpu_s": sum(run["cpu_s"] for run in runs),
             "executions": sum(run["executions"] for run in runs),
             "coverage_of_seeds": runs[0]["coverage_of_seeds"],
-            "coverage": runs[-1]["coverage"],
-            "corpus": runs[-1]["corpus"],
+            "coverage": max(run["coverage"] for run in runs),
+            "corpus": max(run["corpus"] for run in runs),
             "findings": findings_of(file.parent),
+            "had_ten_minutes": sum(run["seconds"] for run in runs) >= 600,
         }
     results.write("fuzz", {"targets": found}, module="tools.fuzz")
 

@@ -8,12 +8,14 @@ import torch
 from dgemma.sampling.rng import (
     NoiseKey,
     NoiseStream,
+    _words,
     exact_log,
     noise_key,
     philox,
     race_times,
     random_tokens,
     to_below,
+    to_exponential,
     to_unit,
 )
 
@@ -68,6 +70,34 @@ def test_every_coordinate_changes_the_numbers() -> None:
     for other in others:
         assert (base == other).float().mean() < 0.05
     assert len(set(base.flatten().tolist())) > 60  # positions differ too
+
+
+STREAMS = {"OPEN": 0, "RENOISE": 1, "CHUNK_RACE": 2, "TOKEN_RACE": 3, "CLASS_RACE": 4}
+
+
+@pytest.mark.parametrize("seed", [5, 1 << 40, (1 << 63) - 2, (1 << 63) + 9, (1 << 64) - 1])
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_seed_keeps_its_numbers_across_versions(seed: int, name: str) -> None:
+    """The layout of key and counter is a promise: else a seed of today has another text tomorrow."""
+    stream, canvas, step = NoiseStream[name], 3, 2
+    half, prefix = (1 << 32) - 1, canvas * 16 + STREAMS[name]
+
+    def published(quad: int, position: int) -> list[int]:
+        counter = (quad, position, step, prefix)
+        found = philox(
+            tuple(map(torch.tensor, counter)),  # type: ignore[arg-type]
+            (torch.tensor(seed & half), torch.tensor(seed >> 32 & half)),
+        )
+        return [int(word) for word in found]
+
+    row = key(seed, canvas=canvas, step=step)
+    tokens = random_tokens(row, stream, 4, 1 << 18)
+    assert tokens.tolist() == [[published(0, position)[0] >> 14 for position in range(4)]]
+    quads = torch.tensor([2, 7]).expand(1, 3, 2)
+    words = torch.tensor([[published(quad, position) for quad in (2, 7)] for position in range(3)])
+    assert torch.equal(_words(row, stream, torch.arange(3), quads)[0], words.flatten(1))
+    index = torch.arange(8, 12).expand(1, 3, 4)  # the four of quad 2
+    assert torch.equal(race_times(row, stream, index)[0], to_exponential(words[:, 0]))
 
 
 def test_seeds_of_64_bits_are_taken_whole() -> None:
