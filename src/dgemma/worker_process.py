@@ -20,6 +20,8 @@ if sys.platform != "win32":
     import resource
 
 _SIZE_BYTES = 8
+_READY = b"ready"
+START_SECONDS = 300.0
 
 
 def start_worker(module: str, purpose: str) -> subprocess.Popen[bytes]:
@@ -51,6 +53,11 @@ def read_message(stream: IO[bytes]) -> bytes | None:
     size = int.from_bytes(header, "little")
     message = stream.read(size) if len(header) == _SIZE_BYTES else b""
     return message if message and len(message) == size else None
+
+
+def say_ready() -> None:
+    """In an `AskedWorker`: what it imports is there, so the time of replies begins."""
+    write_message(sys.stdout.buffer, _READY)
 
 
 def end_worker(process: subprocess.Popen[bytes]) -> int:
@@ -107,7 +114,10 @@ class AskedWorker:
     """
 
     def __init__(self, module: str, purpose: str, *, max_seconds: float) -> None:
-        """max_seconds: for one reply, by the clock. Workers limit themselves; a busy machine may be slow."""
+        """max_seconds: for one reply, by the clock. Workers limit themselves; a busy machine may be slow.
+
+        A worker says first that it is ready: what it takes to start is no fault of what is asked.
+        """
         self.max_seconds = max_seconds
         self._module = module
         self._purpose = purpose
@@ -120,18 +130,23 @@ class AskedWorker:
             if self._process is None or self._process.poll() is not None:
                 self.end()
                 self._process = self._start()
+                if not self._becomes_ready(self._process):
+                    return self._end_code()
             try:
                 reply = self._send(self._process, request)
             except BaseException:  # such as Ctrl-C: the next caller must not receive this reply
                 self.end()
                 raise
             if reply is None:
-                code = self.end()
-                assert code is not None
-                return code
+                return self._end_code()
             if is_last(reply):
                 self.end()
             return reply
+
+    def _end_code(self) -> int:
+        code = self.end()
+        assert code is not None
+        return code
 
     def end(self) -> int | None:
         """End the worker, if it runs -> its exit code."""
@@ -149,17 +164,31 @@ class AskedWorker:
     def _start(self) -> subprocess.Popen[bytes]:
         return start_worker(self._module, self._purpose)
 
+    def _becomes_ready(self, process: subprocess.Popen[bytes]) -> bool:
+        assert process.stdout is not None
+        try:
+            with _killed_after(START_SECONDS, process):
+                return read_message(process.stdout) == _READY
+        except BaseException:  # such as Ctrl-C
+            self.end()
+            raise
+
     def _send(self, process: subprocess.Popen[bytes], request: bytes) -> bytes | None:
         """The reply; None if the worker ended before it."""
         assert process.stdin is not None
         assert process.stdout is not None
-        timer = threading.Timer(self.max_seconds, process.kill)
-        timer.daemon = True
-        timer.start()
-        try:
+        with _killed_after(self.max_seconds, process), suppress(BrokenPipeError):
             write_message(process.stdin, request)
             return read_message(process.stdout)
-        except BrokenPipeError:
-            return None
-        finally:
-            timer.cancel()
+        return None
+
+
+@contextmanager
+def _killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    timer = threading.Timer(seconds, process.kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

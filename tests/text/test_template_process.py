@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from dgemma import worker_process
 from dgemma.errors import CheckpointError, DgemmaError, InputError
 from dgemma.text import template_process, template_worker
 from dgemma.text.chat_template import ChatTemplate
@@ -23,6 +24,7 @@ from dgemma.text.template_process import TEMPLATES, TemplateProcess
 from dgemma.text.template_protocol import ReplyKind
 from text.bundled import TOKENIZER
 
+READY = "from dgemma.worker_process import say_ready; say_ready()"
 HELLO = "{{ greeting }} {{ '<|turn>' }}"
 # Each passes the sandbox's own counts.
 ATTACKS = {
@@ -130,7 +132,7 @@ def test_a_worker_that_never_answers_is_killed(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "max_seconds", 0.2)
-    stuck = [sys.executable, "-c", "import time; time.sleep(600)"]
+    stuck = [sys.executable, "-c", f"{READY}; import time; time.sleep(600)"]
     monkeypatch.setattr(
         process,
         "_start",
@@ -139,6 +141,38 @@ def test_a_worker_that_never_answers_is_killed(
     reply = process.ask(HELLO, (), {})
     assert reply.kind is ReplyKind.LIMIT
     assert "its process ended with code -9" in reply.text
+
+
+def test_the_time_to_start_is_not_that_of_a_reply(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine may be so busy that a worker needs longer to start than any template may take."""
+    monkeypatch.setattr(process, "max_seconds", 0.0)
+    began: list[float] = []
+    killed_after = worker_process._killed_after
+
+    def noted(seconds: float, process: subprocess.Popen[bytes]) -> Any:
+        began.append(seconds)
+        return killed_after(seconds or 60, process)
+
+    monkeypatch.setattr(worker_process, "_killed_after", noted)
+    assert rendered(process, greeting="hello") == "hello \ud800"
+    assert began == [worker_process.START_SECONDS, 0.0]
+
+
+def test_a_worker_that_does_not_start_is_killed(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "START_SECONDS", 0.2)
+    stuck = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(
+        process,
+        "_start",
+        lambda: subprocess.Popen(stuck, stdin=subprocess.PIPE, stdout=subprocess.PIPE),
+    )
+    reply = process.ask(HELLO, (), {})
+    assert reply.kind is ReplyKind.LIMIT
+    assert process._process is None
 
 
 def test_an_interrupted_caller_leaves_no_reply_for_the_next(

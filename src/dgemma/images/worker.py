@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from dgemma.errors import InputError
 from dgemma.images.decode import ImageLimits, decode_image
 from dgemma.images.preprocess import ImagePatches, ImageSettings, cut_patches
-from dgemma.worker_process import limits, read_message, write_message
+from dgemma.worker_process import limits, read_message, say_ready, write_message
 
 # Measured: 21 for WEBP, the most of all formats.
 _BYTES_PER_PIXEL = 28
@@ -36,6 +36,7 @@ class ImageJob:
 
 def main() -> None:
     """Answer requests until the caller closes the pipe, which it does at the latest by ending."""
+    say_ready()
     while (request := read_message(sys.stdin.buffer)) is not None:
         job = pickle.loads(request)  # noqa: S301, the caller is our own package
         most = _BYTES_PER_PIXEL * job.limits.max_pixels + 8 * len(request) + _MORE_BYTES

@@ -19,7 +19,7 @@ from jinja2 import Template, meta
 
 from dgemma.text.sandbox import TemplateLimitError, TemplateRefusalError, TemplateSandbox
 from dgemma.text.template_protocol import FIRST_MARK, MAX_CPU_SECONDS, ReplyKind, encode
-from dgemma.worker_process import limits, read_message, write_message
+from dgemma.worker_process import limits, read_message, say_ready, write_message
 
 MAX_MEMORY_BYTES = 192 << 20  # more than before the request, and for each byte of it eight more
 _MAX_ERROR_CHARS = 4096
@@ -29,6 +29,7 @@ Compiled = tuple[Template, tuple[str, ...], list[str]]
 
 def main() -> None:
     """Answer requests until the caller closes the pipe, which it does at the latest by ending."""
+    say_ready()
     while (request := read_message(sys.stdin.buffer)) is not None:
         with limits(MAX_MEMORY_BYTES + 8 * len(request), MAX_CPU_SECONDS):
             reply = _reply(request)
