@@ -180,8 +180,11 @@ def made(mistake: Mistake, directory: Path, env: dict[str, str]) -> Done:
         try:
             if mistake.interrupt_at:
                 while not re.search(mistake.interrupt_at, printed()) and process.poll() is None:
+                    if time.perf_counter() - began > _MISTAKE_LIMIT_S:
+                        raise subprocess.TimeoutExpired(text, _MISTAKE_LIMIT_S)
                     time.sleep(0.1)
-                os.killpg(process.pid, signal.SIGINT)
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGINT)
             status = process.wait(_MISTAKE_LIMIT_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)

@@ -48,7 +48,7 @@ _TAKEN = (
 )
 _GUARDED = (
     "DGEMMA_API_KEY=secret dgemma serve bundled:text --port 8124 --log-format json > log 2>&1 & server=$!; "
-    "until grep -q serving log; do sleep 1; kill -0 $server; done; "
+    "until grep -q listening log; do sleep 1; kill -0 $server; done; "
     "curl -s http://127.0.0.1:8124/v1/models; {more}kill $server; wait $server"
 )
 
@@ -129,7 +129,7 @@ MISTAKES = (
         "an image that is not there",
         "dgemma generate bundled:text Hi --image no.jpg",
         2,
-        "no.jpg cannot be read",
+        r"no.jpg cannot be read|dgemma\[vision\]",  # which is said first
     ),
     Mistake("text that is not UTF-8", "dgemma edit latin.txt ''", 2, "latin.txt is not UTF-8.*iconv"),
     Mistake(
@@ -196,7 +196,7 @@ MISTAKES = (
     ),
     Mistake(
         "Ctrl-C while it serves",
-        "dgemma serve bundled:text --port 8125",
+        "dgemma serve bundled:text --port 8125 --log-format text",  # as on a terminal
         0,
         "serving",
         interrupt_at="serving",
@@ -209,7 +209,7 @@ MISTAKES = (
         "no API key, from the command line",
         _GUARDED.format(more="dgemma bench --server http://127.0.0.1:8124 --requests 1; "),
         0,
-        "api-key-file",
+        "401.*give an API key",
     ),
     Mistake(
         "a server that does not run",
@@ -228,16 +228,16 @@ MISTAKES = (
     Mistake(
         "no matplotlib",
         "dgemma bench bundled:text --svg a.svg --time-limit 1 --no-reference",
-        1,
+        2,
         r"dgemma\[plot\]",
         extra=("matplotlib",),
     ),
     Mistake("no lm-eval", "dgemma eval bundled:text gsm8k", 2, r"dgemma\[eval\]|sudoku", extra=("lm-eval",)),
-    Mistake("no FastAPI", "dgemma serve bundled:text", 1, r"dgemma\[server\]", extra=("fastapi", "uvicorn")),
+    Mistake("no FastAPI", "dgemma serve bundled:text", 2, r"dgemma\[server\]", extra=("fastapi", "uvicorn")),
     Mistake(
         "no pydantic",
         "dgemma train model=bundled:text data=facts.jsonl out=x",
-        1,
+        2,
         r"dgemma\[train\]",
         extra=("pydantic",),
     ),

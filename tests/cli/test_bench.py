@@ -197,6 +197,15 @@ def test_a_file_that_cannot_be_used_is_one_line_before_anything_is_measured(
     )  # fmt: skip
 
 
+def test_a_figure_that_cannot_be_drawn_is_told_before_anything_is_measured(
+    bench: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert bench("no-such/model", "--svg", "a.svg") == (
+        2, "", 'dgemma bench: a figure needs matplotlib; run: pip install "dgemma[plot]"\n',
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("numbers", ["4,x", "0", "-1", "4,,8", ""])
 def test_a_list_of_numbers_says_what_it_takes(
     bench: Run, numbers: str, capfd: pytest.CaptureFixture[str]

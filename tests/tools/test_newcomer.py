@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from test_documented_commands import run
-from tools.newcomer import Done, Reader, made, make_mistakes, message, page_of, problems, rows_of
+from tools.newcomer import PAGE, Done, Reader, made, make_mistakes, message, page_of, problems, rows_of
 from tools.newcomer_mistakes import MISTAKES, Mistake
 
 # No model is loaded, nothing is prepared, no shell is needed.
@@ -104,6 +104,11 @@ def test_the_report_names_every_mistake_and_hides_the_directory(tmp_path: Path) 
     assert "| README.md | 7 |" in text
     row = next(line for line in text.splitlines() if line.startswith("| for a test"))
     assert row.endswith("| `dgemma: a \\| 'b' .../x` | 2 | 1 |")
+
+
+def test_the_report_in_the_docs_has_every_mistake() -> None:
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in PAGE.read_text().splitlines()]
+    assert [mistake.what for mistake in MISTAKES if mistake.what not in rows] == []
 
 
 def test_what_is_wrong_is_printed(

@@ -119,12 +119,18 @@ def _real_prompts(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write_figure(found: dict[str, Any], path: Path) -> None:
-    """Replies by length and answers at once, as SVG (or what the name ends in)."""
+def check_can_draw() -> None:
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError:
         raise InputError('a figure needs matplotlib; run: pip install "dgemma[plot]"') from None
+
+
+def write_figure(found: dict[str, Any], path: Path) -> None:
+    """Replies by length and answers at once, as SVG (or what the name ends in)."""
+    check_can_draw()
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     rows = found.get("lengths") or []

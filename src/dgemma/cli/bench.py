@@ -84,8 +84,12 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
-    if args.svg is not None and not args.svg.parent.is_dir():  # not after minutes of measuring
-        raise InputError(f"--svg {args.svg}: there is no directory {args.svg.parent}.")
+    if args.svg is not None:  # not after minutes of measuring
+        from dgemma.bench.report import check_can_draw
+
+        check_can_draw()
+        if not args.svg.parent.is_dir():
+            raise InputError(f"--svg {args.svg}: there is no directory {args.svg.parent}.")
     if args.time_limit <= 0:
         raise InputError(f"--time-limit is {args.time_limit:g}; it must be more than 0 seconds.")
     if args.server is not None and args.predict is not None:
