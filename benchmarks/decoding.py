@@ -1,6 +1,6 @@
 """Ways to decode at equal weights: left to right, lossless, verified, diffusion; speed and quality.
 
-    python -m benchmarks.decoding [MODEL]        (--prompts N; --tokens N; --temperature T; --rounds N)
+    python -m benchmarks.decoding [MODEL]      (--prompts N; --tokens N; --temperature T; --draft-steps N ...)
 
 Prompts are the beginnings of held-out passages; of a model that was trained on records, held-out messages.
 All ways answer each prompt in turn, so that whatever else the machine does falls on all of them. Likelihood

@@ -167,9 +167,9 @@ def exact(lm: LanguageModel, rounds: int) -> dict[str, Any]:
 
 
 def flips(_: LanguageModel, rounds: int) -> dict[str, Any]:
-    """By default: of answers to paragraphs of our own blocks, 16 at once, how many are the same alone."""
-    blocks = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
-    paragraphs = [p for block in blocks for p in block.read_text().split("\n\n") if 200 < len(p) < 800]
+    """By default: of answers to paragraphs of our documentation, 16 at once, how many are the same alone."""
+    pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+    paragraphs = [p for page in pages for p in page.read_text().split("\n\n") if 200 < len(p) < 800]
     found = {}
     for dtype in ("float32", "bfloat16"):
         lm = load("bundled:text", dtype=dtype)

@@ -18,7 +18,8 @@ from typing import Any
 
 from benchmarks.load_client import CHAT, COMPLETIONS, HOST, Reply, ask
 from benchmarks.load_server import HANG, NO_MEMORY, POINTS, Served, poisoned_seed, served
-from benchmarks.load_traffic import MODEL, Ask, Choice, Tally, choices_of, percentile
+from benchmarks.load_traffic import MODEL, Ask, Choice, Tally, choices_of
+from dgemma.bench.server_bench import percentile
 
 Alone = Mapping[int, tuple[Choice, ...]]
 KEY_LEN = 64

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load_client import ask
-from benchmarks.load_traffic import percentile
+from dgemma.bench.server_bench import percentile
 
 EVERY_S = 0.1
 PATIENCE_S = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -240,9 +240,3 @@ class Tally:
         if owner != ask.number:
             return "crossed", f"the answer to {owner}"
         return "different", repr((choices, self.alone[ask.number]))[:2000]
-
-
-def percentile(values: Iterable[float], percent: float) -> float:
-    """The smallest value that so many percent do not pass."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -int(-len(ordered) * percent // 100) - 1))]

@@ -29,7 +29,8 @@ from benchmarks import load_faults, record
 from benchmarks.load_client import Leaving, Reply, ask
 from benchmarks.load_faults import Alone, answers_alone
 from benchmarks.load_server import Served, served
-from benchmarks.load_traffic import Ask, Tally, make_pool, percentile
+from benchmarks.load_traffic import Ask, Tally, make_pool
+from dgemma.bench.server_bench import percentile
 
 OVERLOAD = 3.0
 LEAVERS = 0.2

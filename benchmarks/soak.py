@@ -98,9 +98,7 @@ async def broken_request(port: int, rng: random.Random) -> None:
     """Bytes that are no request, or a head without its end."""
     with suppress(OSError):
         _, writer = await asyncio.open_connection(HOST, port)
-        writer.write(
-            rng.choice((b"POST / HTTP/1.1\r\nhost: localhost\r\n", b"\x16\x03\x01\x00", b"GET /\r\n\r\n"))
-        )
+        writer.write(rng.choice(BROKEN))
         await writer.drain()
         await asyncio.sleep(0.1)
         writer.close()

@@ -31,7 +31,8 @@ from benchmarks.load_client import CHAT, HOST, Leaving, Reply, ask
 from benchmarks.load_faults import Alone, answers_alone
 from benchmarks.load_health import watched_health
 from benchmarks.load_server import KEYS, Served, bearer, two_keys
-from benchmarks.load_traffic import MODEL, Ask, Tally, make_mixed_pool, percentile
+from benchmarks.load_traffic import MODEL, Ask, Tally, make_mixed_pool
+from dgemma.bench.server_bench import percentile
 
 OVERLOAD = 3.0
 # What the well-behaved user needs to read an answer, on average.

@@ -71,19 +71,14 @@ def reference(head: Head, hidden: Tensor) -> Callable[[], Any]:
 
 
 CHILD = """
-import ctypes, re, sys, torch
+import sys, torch
 from benchmarks.vocabulary_end import fused, make, ours, reference
-def peak():
-    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+from dgemma.bench.memory import peak_growth_bytes
 head, hidden = make(int(sys.argv[1]))
 with torch.inference_mode():
     run = {"plain": ours, "fused": fused, "reference": reference}[sys.argv[2]](head, hidden)
     small = torch.randn(64, 64).bfloat16(); small @ small   # the library's own buffers are not the step's
-    ctypes.CDLL(None).malloc_trim(0)  # else what an earlier run freed would be used again unseen
-    open("/proc/self/clear_refs", "w").write("5")  # start the peak anew
-    before = peak()
-    run()
-print((peak() - before) * 1024)
+    print(peak_growth_bytes(run, hidden.device))
 """
 
 

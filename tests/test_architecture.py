@@ -40,7 +40,7 @@ PACKAGES: dict[str, set[str]] = {
         "errors", "params", "events", "machine", "model", "sampling", "text", "structured_output",
         "checkpoint", "engine", "tasks", "forms", "trace", "images", "loaded_model",
     },
-    "loading": {"model", "checkpoint", "engine", "language_model"},
+    "loading": {"errors", "model", "checkpoint", "engine", "language_model"},
     "training": {
         "errors", "params", "events", "durable_files", "machine", "model", "sampling", "text", "checkpoint",
         "language_model", "loading",
@@ -49,7 +49,7 @@ PACKAGES: dict[str, set[str]] = {
         "errors", "params", "events", "durable_files", "text", "language_model", "loading", "sudoku",
     },
     "bench": {"errors", "events", "model", "checkpoint", "sampling", "language_model", "loading"},
-    "scale": {"errors", "machine", "events", "engine"},
+    "scale": {"errors", "machine", "events", "checkpoint", "engine"},
     "plan": {"errors", "params", "model", "engine", "language_model", "bench", "scale"},
     "selfcheck": {"checkpoint", "language_model", "loading", "machine", "model"},
     "conform": {

@@ -74,5 +74,8 @@ def test_strict_tools_are_called_as_their_schema_says(tmp_path: Path) -> None:
         for call in answer.tool_calls:
             assert call.error is None
             assert Draft202012Validator(SCHEMA).is_valid(call.arguments)
-    with pytest.raises(InputError, match="tool_choice is 'must'"):
+    with pytest.raises(InputError, match="tool_choice is 'must'") as told:
         lm.chat("A shirt?", tools=tools, tool_choice="must")
+    assert told.value.field == "tool_choice"
+    with pytest.raises(InputError, match="json_schema is a str; give a mapping"):
+        lm.extract("A shirt, please.", json_schema="{}")  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """Each block of the documentation runs as it stands there, in order, and prints what follows it.
 
 A `sh` or `python` block is run. In a tutorial a `text` block directly behind it is what it prints, with
-`...` for what differs. `<!-- not run: reason -->` before a block leaves it out.
+`...` for what differs. `<!-- not run: reason -->` before a block leaves it out, and stands before every
+`text` block that holds commands.
 """
 
 from __future__ import annotations
@@ -84,6 +85,31 @@ def test_each_block_prints_what_is_written_behind_it(
 
 def test_every_tutorial_has_blocks_that_are_run() -> None:
     assert all(len(blocks) >= 3 for page, blocks in PAGES.items() if page.startswith("tutorials/"))
+
+
+# Records of what was run on some day; docs/commands.md has a test of its own.
+RECORDS = {"commands.md", "first-five-minutes.md", "lab-notes.md", "newcomer.md", "trust.md"}
+COMMAND = r"(?:\$ )?(?:dgemma|pip|python|curl|make|torchrun|podman|docker|cd|mkdir|git|from|import) "
+
+
+def unmarked_commands(page: str) -> list[str]:
+    """The first lines of `text` blocks of commands that nothing runs and that do not say why."""
+    without_output = re.sub(
+        r"^```(?:sh|python)\n.*?^```\n(?:\n+```text\n.*?^```$)?", "", page, flags=re.M | re.S
+    )
+    return re.findall(rf"(?<! -->\n)^```text\n({COMMAND}.*)$", without_output, re.M)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in RECORDS] + ["../README.md"])
+def test_a_block_of_commands_is_run_or_says_why_not(page: str) -> None:
+    assert unmarked_commands((DOCS / page).read_text()) == []
+
+
+def test_an_unmarked_block_of_commands_is_seen() -> None:
+    block = "```text\ndgemma list\n```\n"
+    assert unmarked_commands(f"# x\n\n{block}") == ["dgemma list"]
+    assert unmarked_commands(f"<!-- not run: for a test -->\n{block}") == []
+    assert unmarked_commands(f"```sh\nls\n```\n\n{block}") == []
 
 
 def test_a_wrong_output_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,8 +215,14 @@ def test_logprobs_hold_the_guess_first(lm: LanguageModel) -> None:
         (7, {}, "prompt is a int; give text, token ids"),
         (["a", "b"], {"seeds": [1]}, "seeds has 1 numbers for 2 prompts"),
         (["a"], {"seeds": [1 << 70]}, "seed is"),
+        (["a"], {"seeds": [None]}, "seeds has None; give a whole number for each prompt"),
+        (["a"], {"seeds": 5}, "seeds is 5; give a list of numbers"),
         ("a \ud800 b", {}, "surrogate"),
         ("x", {"nonsense": 1}, "unknown option 'nonsense'"),
+        ("x", {"sampler": Sampler(num_steps=0)}, "its num_steps is 0; it must be a whole"),
+        ("x", {"sampler": Sampler(num_steps="3")}, "its num_steps is '3'"),  # type: ignore[arg-type]
+        ("x", {"images": "photo.jpg"}, "images is a str; give a list of images"),
+        ("x", {"images": Path("photo.jpg")}, "Path; give a list of images"),
     ],
 )
 def test_misuse_is_refused_by_name(

@@ -37,6 +37,12 @@ from dgemma.structured_output.response_format import FORMAT_OPTIONS
         ({"stop": ["a" * 257]}, "stop has a string of 257 characters"),
         ({"stop": ["a"] * 17}, "stop has 17 strings; at most 16"),
         ({"end_tokens": (-1,)}, "end_tokens is"),
+        ({"end_tokens": 5}, "end_tokens is 5; it must be a list of whole numbers of 0 or more"),
+        ({"end_tokens": {5}}, "end_tokens is {5}"),
+        ({"max_tokens": 10**400}, "it must be a whole number from 1 to 4.61169e+18"),
+        ({"t_max": 10**400}, "it must be a number from 0 to 100"),
+        ({"deadline_s": 10**400}, "it must be a number from 0 to 4.61169e+18"),
+        ({"deadline_s": float("inf")}, "deadline_s is inf"),
         ({"logprobs": 21}, "logprobs is 21"),
     ],
 )
@@ -75,6 +81,7 @@ def test_options_go_over_a_preset_which_goes_over_the_defaults() -> None:
     assert fast.t_max == 0.9
     assert GenerationParams.make(defaults, preset="balanced") == defaults
     assert GenerationParams.make(stop="END").stop == ("END",)
+    assert GenerationParams.make(end_tokens=[1, 2]).end_tokens == (1, 2)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -403,7 +403,8 @@ def http(scratch: Path) -> Target:
         request(b"DELETE /v1/responses/x", b"authorization: Bearer x"),
         request(b"OPTIONS /", b"origin: http://a", b"expect: 100-continue", b"upgrade: websocket"),
     ]
-    return Target(run=run, seeds=seeds, max_bytes=8192)
+    # An edit passes over its text several times: 0.3 s for 100 characters, five times that with coverage.
+    return Target(run=run, seeds=seeds, max_bytes=8192, seconds=8.0)
 
 
 def compiling(make: Callable[[str], Any]) -> Callable[[bytes], object]:

@@ -52,7 +52,11 @@ _ENGINE = (
     "engine/test_scoring.py engine/test_pins.py engine/test_simulation.py"
 )
 _SAMPLING = "sampling/test_sampler.py sampling/test_top_k.py sampling/test_pinned.py"
-_MODEL = "parity/test_transformer_equals_oracle.py model/test_rope.py model/test_rows.py"
+_MODEL = (
+    "parity/test_transformer_equals_oracle.py model/test_rope.py model/test_rows.py model/test_gradients.py "
+    "kernels/test_elementwise.py"
+)
+_ROWS = "engine/test_chunked_prefill.py engine/test_short_canvases.py engine/test_pins.py"
 _HTTP = "server/test_body.py server/test_keys.py server/test_errors.py server/test_admission.py"
 _CHECKPOINT = (
     "checkpoint/test_safetensors_file.py checkpoint/test_refuses_broken.py checkpoint/test_round_trip.py "
@@ -72,12 +76,15 @@ TESTS = {
     "sampling/top_k.py": _SAMPLING,
     "sampling/pinned.py": _SAMPLING,
     "sampling/rng.py": "sampling/test_rng.py",
-    "sampling/vocab_scan.py": "sampling/test_vocab_scan.py",
+    "sampling/vocab_scan.py": (
+        "sampling/test_vocab_scan.py sampling/test_top_k.py sampling/test_constrained.py "
+        "sampling/test_pinned.py model/test_ranks.py engine/test_pins.py"
+    ),
     "sampling/forward_backward.py": "sampling/test_forward_backward.py",
-    "model/attention.py": _MODEL,
+    "model/attention.py": f"{_MODEL} {_ROWS} parity/test_images_equal_oracle.py",
     "model/layers.py": _MODEL,
-    "model/kv_cache.py": "model/test_kv_cache.py",
-    "model/moe.py": "model/test_moe.py",
+    "model/kv_cache.py": f"model/test_kv_cache.py model/test_rows.py model/test_gradients.py {_ROWS}",
+    "model/moe.py": "model/test_moe.py model/test_gradients.py model/test_rows.py model/test_ranks.py",
     "checkpoint/safetensors_file.py": _CHECKPOINT,
     "checkpoint/load.py": _CHECKPOINT,
     "checkpoint/source.py": _CHECKPOINT,

@@ -29,7 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.newcomer_mistakes import MISTAKES, PREPARED, Mistake
+from tests.fake_hub import SHARDED, running_hub
+
+from tools.newcomer_mistakes import MISTAKES, ON_HUB, PREPARED, Mistake
 from tools.run_documented import ROOT, Block, blocks_of, copy_of_the_tree, empty_environment
 
 PAGE = ROOT / "docs" / "newcomer.md"
@@ -224,6 +226,14 @@ def make_mistakes(
 
     keep: the temporary directory; the report is written after each.
     """
+    with running_hub() as hub:
+        hub.repos[ON_HUB] = SHARDED
+        return _make_mistakes(directory, env | {"HUB": hub.address}, take_away, keep)
+
+
+def _make_mistakes(
+    directory: Path, env: dict[str, str], take_away: bool, keep: Path | None
+) -> list[tuple[Mistake, Done]]:
     subprocess.run([*_SHELL, PREPARED], cwd=directory, env=env, check=True, stdout=subprocess.DEVNULL)
     found = []
     for mistake in MISTAKES:

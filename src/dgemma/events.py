@@ -90,9 +90,8 @@ class Commit:
     logprobs: tuple[LogProbs, ...] | None = None  # per token of `tokens`, if requested
     settled: bool = True  # False: the argmax of a canvas that the deadline cut short
     pinned: tuple[int, ...] = ()  # positions of `tokens` that were pinned; the model chose the others
-    accepted: int | None = (
-        None  # of a verified draft: its first tokens that were kept; the causal pass chose the last
-    )
+    accepted: int | None = None
+    """Of a verified draft: its first tokens that were kept; the causal pass chose the last."""
 
 
 @dataclass(frozen=True, kw_only=True)

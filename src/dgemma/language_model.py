@@ -106,6 +106,8 @@ class LanguageModel(LoadedModel):
     def _with_images(
         self, prompt: tuple[int, ...], images: Sequence[ImageSource], budget: int | None
     ) -> ImagePrompt:
+        if not isinstance(images, Sequence) or isinstance(images, str | bytes):
+            raise InputError.about("images", f"is a {images.__class__.__name__}; give a list of images.")
         if not images:
             return ImagePrompt(prompt)
         if self.images is None:
@@ -239,7 +241,7 @@ class LanguageModel(LoadedModel):
         wanted: dict[str, Any] = dict(options)
         response_format = pop_response_format(wanted)
         if tool_choice not in ("auto", "required"):
-            raise InputError(f"tool_choice is {tool_choice!r}; it must be auto or required.")
+            raise InputError.about("tool_choice", f"is {tool_choice!r}; it must be auto or required.")
         calls = tool_call_format(tools or (), required=tool_choice == "required", text_format=response_format)
         run = partial(self._run, [prompt], None, preset, sampler, wanted, drafts=drafts)
         return run(thinks=thinking, response_format=calls or response_format)
@@ -384,6 +386,8 @@ class LanguageModel(LoadedModel):
         type: one of `record_types`; json_schema: of your own; neither: the model finds the type. today: what
         "tomorrow" refers to (default: today). The record always is valid for its schema.
         """
+        if not isinstance(json_schema, Mapping | None):
+            raise InputError.about("json_schema", f"is a {json_schema.__class__.__name__}; give a mapping.")
         request = extraction_request(
             message,
             type,

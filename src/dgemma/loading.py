@@ -6,12 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from dgemma.checkpoint.adapter_source import open_adapter
 from dgemma.checkpoint.device import check_device, check_dtype, stored_dtype
 from dgemma.checkpoint.hub import resolve
 from dgemma.checkpoint.load import Progress, load_transformer
-from dgemma.checkpoint.source import open_checkpoint
+from dgemma.checkpoint.source import CheckpointSource, open_checkpoint
 from dgemma.engine.model_runner import compile_ahead
+from dgemma.errors import DeviceError
 from dgemma.language_model import LanguageModel
 from dgemma.model.execution import default_execution
 from dgemma.model.ranks import ALONE, GroupRanks
@@ -53,6 +56,7 @@ def load(
     ranks = ALONE if mesh is None else GroupRanks.of_mesh(mesh, in_order=exact)
     target = check_device(device)
     source = open_checkpoint(resolve(path, revision=revision))
+    _check_formats(source, target)
     number_type = ranks.share(check_dtype(dtype, source, target))
     if adapter is not None:
         open_adapter(adapter, source.config)  # refuse a wrong one before a large base is read for nothing
@@ -75,3 +79,16 @@ def load(
     if compile:
         compile_ahead(lm.transformer)
     return lm
+
+
+def _check_formats(source: CheckpointSource, device: torch.device) -> None:
+    """Raise `DeviceError` if the device cannot hold the stored weights: Apple's GPU has no 8-bit floats."""
+    if device.type != "mps":
+        return
+    for weight in source.quantized.values():
+        # The modules of a weight are stored alike; NVFP4 has scales in 8-bit floats.
+        if any(entry.dtype == "F8_E4M3" for entry in weight.modules[0].entries.values()):
+            raise DeviceError(
+                f"{source.path} is quantized ({weight.scheme.name}) with 8-bit floats, which device "
+                f"{device.type!r} does not have. Choose device cpu, or a checkpoint in int4 or int8."
+            )

@@ -23,8 +23,7 @@ _CPU_FEATURES = {
     "amx_bf16": "amx_bf16",
     "amx_int8": "amx_int8",
 }
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP = Path("/sys/fs/cgroup")  # of a Linux container: its own
 _MIN_SAMPLE_S = 0.2  # times are counted in hundredths of a second
 
 
@@ -65,11 +64,19 @@ class TorchFacts:
 def memory_facts() -> MemoryFacts:
     """Physical memory, and the part that is available without swapping."""
     memory = psutil.virtual_memory()
-    total = memory.total
     limit = _cgroup_limit()
-    if limit is not None:
-        total = min(total, limit)
-    return MemoryFacts(memory_bytes=total, available_bytes=min(total, memory.available))
+    if limit is None or limit >= memory.total:
+        return MemoryFacts(memory_bytes=memory.total, available_bytes=memory.available)
+    left = max(0, limit - _cgroup_used())
+    return MemoryFacts(memory_bytes=limit, available_bytes=min(left, memory.available))
+
+
+def size_text(num_bytes: int) -> str:
+    """In the unit that says something: `805.5 kB`, `50.5 GB`."""
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} B"
 
 
 def inspect_machine() -> MachineFacts:
@@ -169,7 +176,7 @@ def _cores() -> list[int]:
 def _cpu_quota() -> float:
     """Cores' worth of time that a Linux container may use."""
     try:
-        quota, period = _CGROUP_CPU.read_text().split()
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
         return int(quota) / int(period)
     except (OSError, ValueError):  # not Linux, or "max"
         return math.inf
@@ -178,6 +185,17 @@ def _cpu_quota() -> float:
 def _cgroup_limit() -> int | None:
     """The memory limit of a Linux container, which psutil does not read; None where there is none."""
     try:
-        return int(_CGROUP_LIMIT.read_text())
+        return int((_CGROUP / "memory.max").read_text())
     except (OSError, ValueError):  # not Linux, or "max"
         return None
+
+
+def _cgroup_used() -> int:
+    """Memory that the container holds, without cached files, which make room when it is needed."""
+    try:
+        used = int((_CGROUP / "memory.current").read_text())
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+        facts = dict(line.split() for line in lines)
+        return used - int(facts.get("inactive_file", 0)) - int(facts.get("active_file", 0))
+    except (OSError, ValueError):
+        return 0

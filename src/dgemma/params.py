@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Required, TypedDict
@@ -19,6 +18,7 @@ MAX_STOP_STRING_LEN = 256
 MAX_LOGPROBS = 20
 MAX_TOP_K = 1024
 MAX_STEPS = 1024
+_LARGEST = 2.0**62  # of options without a limit of their own: clocks and tensors count as far
 
 # A preset trades speed for quality; options it does not list stay as the checkpoint sets them.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -207,8 +207,9 @@ class GenerationParams:
             )
         if isinstance(options.get("stop"), str):
             options["stop"] = (options["stop"],)
-        elif isinstance(options.get("stop"), list):
-            options["stop"] = tuple(options["stop"])
+        for name in ("stop", "end_tokens"):
+            if isinstance(options.get(name), list):
+                options[name] = tuple(options[name])
         explicit = {name: value for name, value in options.items() if value is not None}
         changes = {**PRESETS[preset or "balanced"], **explicit}
         return replace(defaults or cls(), **changes)
@@ -236,11 +237,14 @@ class GenerationParams:
         value = getattr(self, name)
         if value is None and _may_be_none(name):
             return
-        rule = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+        most = _LARGEST if high is None else high
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if is_number and low <= value <= most:  # not a NaN
+            return
+        is_too_large = is_number and value > most
+        rule = f"at least {low:g}" if high is None and not is_too_large else f"from {low:g} to {most:g}"
         what = "a whole number" if kind is int else "a number"
-        good = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
-        if not good or value < low or (high is not None and value > high):
-            raise InputError.about(name, f"is {value!r}; it must be {what} {rule}.")
+        raise InputError.about(name, f"is {value!r}; it must be {what} {rule}.")
 
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
@@ -261,9 +265,9 @@ class GenerationParams:
                 raise InputError.about(
                     "stop", f"has a string of {len(text)} characters; give 1 to {MAX_STOP_STRING_LEN}."
                 )
-        if not _all_whole(self.end_tokens):
+        if not isinstance(self.end_tokens, tuple) or not _all_whole(self.end_tokens):
             raise InputError.about(
-                "end_tokens", f"is {self.end_tokens!r}; it must be whole numbers of 0 or more."
+                "end_tokens", f"is {self.end_tokens!r}; it must be a list of whole numbers of 0 or more."
             )
 
 

@@ -128,7 +128,7 @@ def _hashes(pending: PendingRequest | None) -> Sequence[bytes]:
     request = pending.args[0] if pending is not None and pending.args else None
     if not isinstance(request, EngineRequest):
         return ()
-    chain = BlockHashChain(BLOCK_SIZE, request.cache_root)
+    chain = BlockHashChain(BLOCK_SIZE, request.cache_root, request.images)
     chain.add(request.prompt)
     return chain.hashes
 

@@ -159,7 +159,7 @@ def _quantized_experts(kind: QuantKind, device: str, dtype: torch.dtype) -> Find
     experts_linear = QuantizedExpertLinear(
         quantized.with_parts({name: part.to(device) for name, part in quantized.parts.items()})
     )
-    found = experts_linear.multiply_grouped(x.to(device), ends.to(device)).double().cpu()
+    found = experts_linear.multiply_grouped(x.to(device), ends.to(device)).cpu().double()
     # The CPU kernel quantizes activations.
     kernel = experts_linear.kernel(x.to(device))
     activations = fake_quantize_activations(x) if kernel is not None and kernel.rounds else x

@@ -454,6 +454,8 @@ def test_the_verdict_names_the_length_and_the_concurrency_where_it_turns() -> No
         "Left to right is faster for every length: use --decode causal on this machine."
     )
     assert verdict({"plan": plan}).startswith("Too little was measured")
+    # Left to right alone says nothing of diffusion.
+    assert verdict({"plan": plan, "lengths": [row_of(16)]}).startswith("Too little was measured")
 
 
 def test_the_reference_is_on_the_same_weights(lm: dgemma.LanguageModel, oracle: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.load_client import COMPLETIONS, Reply
-from benchmarks.load_traffic import Ask, Tally, choices_of, make_pool, percentile
+from benchmarks.load_traffic import Ask, Tally, choices_of, make_pool
 
 
 def one_choice(text: str, seed: int, finish: str = "stop") -> dict[str, Any]:
@@ -77,9 +77,3 @@ def test_a_pool_has_all_kinds_and_no_seed_twice() -> None:
         assert 10 <= sum(name in one for one in fields) < 200, name
     assert any(one.deadline_s for one in pool)
     assert pool == make_pool(1, 200)
-
-
-def test_a_percentile_is_one_of_the_values() -> None:
-    assert percentile(range(1, 101), 99) == 99
-    assert percentile(range(1, 201), 50) == 100
-    assert percentile([3.0], 99) == 3.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import gguf
@@ -161,6 +162,68 @@ def test_sliding_layers_whose_heads_rotate_in_part_are_refused(tmp_path: Path) -
     write_random(tmp_path / "model", ModelConfig.from_json(raw), companions=())
     with pytest.raises(CheckpointError, match=r"a share of 0.5 of the sliding layers' heads rotates"):
         plan_gguf(open_checkpoint(tmp_path / "model"), name="q8_0")
+
+
+def with_file(plain: Path, directory: Path, name: str, content: str) -> Path:
+    shutil.copytree(plain, directory)
+    (directory / name).write_text(content)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{", "JSONDecodeError"),
+        ("[]", "AttributeError"),
+        ('{"model": {"type": "BPE"}}', "KeyError: 'vocab'"),
+        ('{"model": {"type": "BPE", "vocab": {}}, "added_tokens": [{"id": 0}]}', "KeyError: 'content'"),
+        (
+            '{"model": {"type": "BPE", "vocab": {}}, "added_tokens": [{"id": 0, "content": 7}]}',
+            "a token or a merge is no text",
+        ),
+        ('{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"], 3]}}', "a token or a merge"),
+    ],
+)
+def test_a_broken_tokenizer_is_refused_by_name(
+    content: str, problem: str, plain: Path, tmp_path: Path
+) -> None:
+    broken = with_file(plain, tmp_path / "model", "tokenizer.json", content)
+    with pytest.raises(CheckpointError, match=f"tokenizer.json .* is truncated or corrupt: .*{problem}"):
+        plan_gguf(open_checkpoint(broken), name="bf16")
+
+
+def test_a_chat_template_that_is_no_text_is_refused(plain: Path, tmp_path: Path) -> None:
+    broken = with_file(plain, tmp_path / "model", "chat_template.jinja", "")
+    (broken / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja .* UnicodeDecodeError"):
+        plan_gguf(open_checkpoint(broken), name="bf16")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"eos_token_id": -1}, "tokenizer.ggml.eos_token_id is -1, which"),
+        ({"eos_token_id": [1, 1 << 32]}, "tokenizer.ggml.eot_token_id is 4294967296, which"),
+        ({"t_min": 1e300}, r"diffusion.eb_t_min is 1e\+300, which"),
+    ],
+)
+def test_a_number_that_gguf_has_not_is_refused(
+    options: dict[str, object], problem: str, plain: Path, tmp_path: Path
+) -> None:
+    source = open_checkpoint(with_file(plain, tmp_path / "m", "generation_config.json", json.dumps(options)))
+    with pytest.raises(CheckpointError, match=problem):
+        write_gguf(tmp_path / "model.gguf", plan_gguf(source, name="bf16"))
+    assert [file.name for file in tmp_path.iterdir()] == ["m"]
+
+
+def test_an_option_keeps_its_type_however_it_was_spelled(plain: Path, tmp_path: Path) -> None:
+    options = json.dumps({"t_max": 1, "stability_threshold": 2})
+    path = export(
+        with_file(plain, tmp_path / "m", "generation_config.json", options), tmp_path / "m.gguf", "bf16"
+    )
+    fields = gguf.GGUFReader(path).fields
+    assert fields["diffusion.eb_t_max"].types == [gguf.GGUFValueType.FLOAT32]
+    assert fields["diffusion.eb_stability_threshold"].types == [gguf.GGUFValueType.UINT32]
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:

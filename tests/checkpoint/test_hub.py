@@ -256,7 +256,7 @@ def test_too_little_room_is_refused_before_the_first_byte(
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=10))
     assert refused(NAME) == (
-        f"{NAME} needs 0.00 GB, {tmp_path} has 0.00 GB free. "
+        f"{NAME} needs 220.1 kB, {tmp_path} has 10 B free. "
         "Free some space, or set HF_HOME to a directory on a larger disk."
     )
     assert server.fetched() == []
@@ -269,7 +269,14 @@ def test_too_little_room_is_refused_before_the_first_byte(
             OSError(errno.ENOSPC, "No space left on device"),
             f"the disk is full while fetching {NAME}; free some space",
         ),
-        (PermissionError(errno.EACCES, "Permission denied"), "PermissionError: [Errno 13] Permission denied"),
+        (
+            PermissionError(errno.EACCES, "Permission denied"),
+            "hub, cannot be written: Permission denied. Set HF_HOME",
+        ),
+        (
+            OSError(errno.EROFS, "Read-only file system"),
+            "hub, cannot be written: Read-only file system. Set HF_HOME",
+        ),
         (RuntimeError("xet: no answer\nmore"), f"{NAME} cannot be fetched from"),
     ],
 )
@@ -397,7 +404,10 @@ def test_published_quantized_forms_are_those_that_dgemma_reads(server: FakeHub) 
     server.repos["some/plain"] = {**SHARDED, "config.json": json.dumps(drop(config)).encode()}
     config["quantization_config"] = {"quant_method": "bitsandbytes"}
     server.repos["some/other"] = {**SHARDED, "config.json": json.dumps(config).encode()}
-    server.quantized[NAME] = ["some/other", "some/nvfp4", "some/plain", "some/gone"]
+    server.repos["some/gguf"] = {"model.gguf": b"GGUF"}
+    server.repos["some/broken"] = {"config.json": b"{"}
+    others = ["some/other", "some/gguf", "some/broken", "some/gone"]
+    server.quantized[NAME] = [*others, "some/nvfp4", "some/plain"]
     found = hub.published_quantized(NAME)
     assert [plan.name for plan in found] == ["some/nvfp4"]
     assert found[0].total_bytes > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -103,6 +104,29 @@ def test_an_index_without_a_map_of_weights_is_refused(
     shutil.copytree(good_checkpoint, target)
     (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(dgemma.CheckpointError, match="has no weight_map; it is corrupt"):
+        dgemma.load(target)
+
+
+@pytest.mark.parametrize("name", ["a\0.safetensors", "\ud800.safetensors", "a\n.safetensors"])
+def test_an_index_with_a_name_that_no_file_has_is_refused(
+    name: str, good_checkpoint: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "model"
+    shutil.copytree(good_checkpoint, target)
+    file = target / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    index["weight_map"]["lm_head.weight"] = name
+    file.write_text(json.dumps(index))
+    with pytest.raises(dgemma.CheckpointError, match="only safetensors files beside the index are read"):
+        dgemma.load(target)
+
+
+def test_an_index_that_is_a_pipe_is_not_waited_for(good_checkpoint: Path, tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    shutil.copytree(good_checkpoint, target)
+    (target / "model.safetensors.index.json").unlink()
+    os.mkfifo(target / "model.safetensors.index.json")
+    with pytest.raises(dgemma.CheckpointError, match=r"has neither model\.safetensors nor"):
         dgemma.load(target)
 
 

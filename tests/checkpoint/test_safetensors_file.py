@@ -17,12 +17,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dgemma.checkpoint.safetensors_file import (
+    CHUNK_BYTES,
     ITEM_BITS,
     ITEM_BYTES,
     TensorToWrite,
     read_chunks,
     read_entries,
     read_into,
+    same_content,
     write_file,
 )
 from dgemma.errors import CheckpointError
@@ -214,3 +216,13 @@ def test_a_file_that_is_refused_is_closed(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(opened) == 1
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(opened[0])
+
+
+def test_contents_of_different_lengths_differ(tmp_path: Path) -> None:
+    # Equal to the end of the first, whose length is that of a chunk.
+    sizes = (CHUNK_BYTES, 2 * CHUNK_BYTES)
+    tensors = [TensorToWrite(str(n), "U8", (n,), lambda n=n: [bytes(n)]) for n in sizes]
+    write_file(tmp_path / "a.safetensors", tensors)
+    first, second = read_entries(tmp_path / "a.safetensors")
+    assert same_content(first, first)
+    assert not same_content(first, second)

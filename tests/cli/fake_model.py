@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import dgemma
+from dgemma.cli import options
 from dgemma.cli.main import main
 from dgemma.engine.request import EngineRequest
 from server.fake_engine import FakeEngine, Script, by_seed
@@ -54,6 +55,7 @@ class FakeModel:
         module.open_engine = self.open_engine  # type: ignore[attr-defined]
         set_item(sys.modules, module.__name__, module)
         set_item(dgemma.__dict__, "load", self.load)
+        set_item(options.__dict__, "check_checkpoint", lambda model: None)
 
 
 if __name__ == "__main__":

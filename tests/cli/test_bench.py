@@ -197,6 +197,20 @@ def test_a_file_that_cannot_be_used_is_one_line_before_anything_is_measured(
     )  # fmt: skip
 
 
+def test_what_would_be_left_out_is_refused(bench: Run, tmp_path: Path) -> None:
+    figure = str(tmp_path / "a.svg")
+    for words in (("--server", "http://127.0.0.1:1"), ("--predict", "h100")):
+        assert bench(*words, "--svg", figure) == (
+            2, "", f"dgemma bench: --svg is for MODEL; with {words[0]} there is no figure. Drop it.\n",
+        )  # fmt: skip
+    assert bench("m", "--predict", "h100") == (
+        2, "", "dgemma bench: --predict is for the released size; drop MODEL, or --predict.\n",
+    )  # fmt: skip
+    assert bench("no-such/model", "--svg", str(tmp_path / "a.nosuch"))[2].startswith(
+        f"dgemma bench: --svg {tmp_path / 'a.nosuch'}: the name can end in .svg, or one of"
+    )
+
+
 def test_a_figure_that_cannot_be_drawn_is_told_before_anything_is_measured(
     bench: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,40 @@ def test_a_command_that_imports_torch_first_says_that_it_starts(
     assert run(capsys, "doctor")[2] == ""
 
 
+def test_a_model_that_is_not_there_is_told_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("A <FILL> b.")
+    (tmp_path / "text.jsonl").write_text('{"prompt": "a", "response": "b"}')
+    (tmp_path / "empty").mkdir()
+    commands = (
+        "generate MODEL Hello", "chat MODEL", "run MODEL Hello", "fill MODEL text", "edit MODEL text x",
+        "extract MODEL text", "decide MODEL x --ask y", "solve --model MODEL " + 81 * ".", "serve MODEL",
+        "run-batch MODEL text out", "eval MODEL text.jsonl", "merge MODEL adapter out", "quantize MODEL out",
+        "export MODEL out", "selfcheck MODEL", "bench MODEL", "plan MODEL --rps 1 --p99 1",
+        "play MODEL --no-open",
+    )  # fmt: skip
+    code = (
+        "import sys; from dgemma.cli.main import main\n"
+        "for model in ('./none', 'bundled:txet', './empty'):\n"
+        f"    for command in {commands}:\n"
+        "        print(main([model if word == 'MODEL' else word for word in command.split()]), command)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.stdout.splitlines() == [f"1 {command}" for command in 3 * commands], done.stderr
+    assert done.returncode == 0
+    names = [f"dgemma {command.split()[0]}: " for command in commands]
+    assert done.stderr.splitlines() == [
+        *(f"{name}none does not exist. Give the directory of a checkpoint." for name in names),
+        *(
+            f"{name}no bundled model is called 'txet'; did you mean 'text'? Bundled: forms, sudoku, text."
+            for name in names
+        ),
+        *(f"{name}empty/config.json is missing; it is not a checkpoint directory." for name in names),
+    ]
+
+
 def test_info_json_has_the_documented_keys_and_the_published_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

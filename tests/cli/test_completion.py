@@ -152,6 +152,7 @@ zle -N write-line && bindkey '^X' write-line
         ("dgemma sel\t--dt\tbf\t", "dgemma selfcheck --dtype=bfloat16 "),
         ("dgemma completion z\t", "dgemma completion zsh "),
         ("dgemma info my-m\t", "dgemma info my-model/"),
+        ("dgemma trace diff a.trace dat\t", "dgemma trace diff a.trace data.jsonl "),
     ],
 )
 def test_a_tab_in_zsh_completes_what_fits(place: Path, keys: str, expected: str) -> None:
@@ -196,6 +197,11 @@ def test_fish_offers_what_fits_at_the_cursor(place: Path, line: str, expected: l
         ["fish", "--no-config", "-c", code], cwd=place, capture_output=True, text=True, check=True
     )
     assert [found.split("\t")[0] for found in done.stdout.splitlines()] == expected
+
+
+def test_every_further_word_of_train_and_trace_is_completed_in_zsh() -> None:
+    assert "'*:NAME=VALUE:_files'" in script("zsh")
+    assert "'*:FILE:_files'" in script("zsh")
 
 
 def test_help_with_brackets_and_colons_stays_one_word_in_zsh() -> None:

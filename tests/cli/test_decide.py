@@ -26,6 +26,7 @@ SPAM = ("--ask", "Is it spam?")
 def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CanvasModel:
     fake = CanvasModel()
     monkeypatch.setitem(dgemma.__dict__, "load", fake.load)  # imports no torch
+    monkeypatch.setattr("dgemma.cli.options.check_checkpoint", lambda model: None)
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 1e9)  # no line more on a slow machine
     monkeypatch.chdir(tmp_path)
     return fake
@@ -388,8 +389,8 @@ def test_the_same_input_is_read_once_with_all_questions(model: CanvasModel, caps
         ([{"input": "a", "label": "yes", "question": True}], "o", "question is True"),
         (examples(3), "o", "e.jsonl has 3 examples; 4 are the fewest"),
         (examples(4), "e.jsonl", "e.jsonl exists and is not a calibration; choose another name."),
-        (examples(4), ".", ". cannot be written"),
-        (examples(4), "none/o", "none/o cannot be written"),
+        (examples(4), ".", ". cannot be written: Is a directory."),
+        (examples(4), "none/o", "--fit none/o: there is no directory none."),
     ],
 )
 def test_examples_or_a_file_that_will_not_do_are_one_line_before_anything_is_loaded(

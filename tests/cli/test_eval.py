@@ -265,7 +265,7 @@ def test_on_a_terminal_there_are_a_bar_and_a_drawn_table(
         (["{model}", "{data}", "--batch", "-1"], "batch is -1"),
         (["{model}", "{data}", "--max-tokens", "0"], "max_tokens is 0"),
         (["{model}", "{data}", "--compare", "none"], "none cannot be read: No such file or directory."),
-        (["{model}", "{data}", "--out", "/nowhere/x"], "/nowhere/x cannot be written: No such file"),
+        (["{model}", "{data}", "--out", "/nowhere/x"], "--out /nowhere/x: there is no directory /nowhere."),
         (
             ["{model}", "{data}", "--raw", "--system", "x"],
             "system needs the chat template, and raw leaves it",
@@ -285,7 +285,10 @@ def test_what_cannot_be_done_is_one_line(
 def test_what_can_be_refused_is_refused_before_the_model_is_loaded(
     data: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for argv in (["no.jsonl"], [data, "--limit", "0"], [data, "--compare", "none"], [data, "--stop", ""]):
+    for argv in (
+        ["no.jsonl"], [data, "--limit", "0"], [data, "--compare", "none"], [data, "--stop", ""],
+        [data, "--out", "none/x"], ["loss:x", "--out", "x"], ["loss:x", "--trace", "x"],
+    ):  # fmt: skip
         assert "not-loaded" not in run(capsys, "not-loaded/at-all", *argv)[2]
 
 
@@ -293,7 +296,7 @@ def test_the_task_in_the_documentation_runs(
     model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "evaluation.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (code,) = re.findall(r"```python\n(class .*?)```", page, re.DOTALL)
     (tmp_path / "capitals.py").write_text(code)
     status, out, err = run(capsys, model, f"{tmp_path}/capitals.py:Capitals", *FEW[2:], "--json")
     assert (status, err) == (0, "")

@@ -63,7 +63,7 @@ def test_it_says_where_vllm_will_compute_other_numbers(
 def test_a_taken_directory_and_a_full_disk_are_refused_before_anything_is_read(
     packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, _, err = run(capsys, "export", "nowhere", packed)
+    status, _, err = run(capsys, "export", "no/where", packed)
     assert status == 1
     assert "already holds a checkpoint; choose another directory" in err
     monkeypatch.setattr("shutil.disk_usage", lambda place: type("Usage", (), {"free": 10}))

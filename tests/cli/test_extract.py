@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from dgemma.cli.extract import _messages
 from dgemma.cli.main import main
 from dgemma.forms.record_types import RECORD_TYPES, any_schema
 
@@ -57,6 +58,12 @@ def test_files_and_lines_are_read(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert [record["type"] for record in records] == ["appointment", "log"]
 
 
+def test_only_a_newline_ends_a_line() -> None:
+    """As everywhere: else a form feed in a log would shift all records after it."""
+    assert _messages("a\x0cb\u2028c", is_lines=True) == ["a\x0cb\u2028c"]
+    assert _messages("a\r\n\n b\n", is_lines=True) == ["a", " b"]
+
+
 def test_a_schema_of_ones_own_is_kept_and_the_guess_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
     status, (record,), err = extract(capsys, "A red car.", "--json-schema", json.dumps(schema))
@@ -77,6 +84,7 @@ def test_a_schema_of_ones_own_is_kept_and_the_guess_is_said(capsys: pytest.Captu
         (["mial.txt"], "'mial.txt' looks like a file"),
         (["mails/one"], "'mails/one' looks like a file"),
         (["x", "--json-schema", '{"type": "nothing"}'], "--json-schema"),
+        (["no/model", "x", "--seed", str(1 << 64)], "seed is 1844"),
         (["x", "--type", "log", "--json-schema", "{}"], "not allowed with"),
         ([], "no INPUT"),
     ],

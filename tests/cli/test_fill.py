@@ -28,6 +28,7 @@ Bytes = pytest.CaptureFixture[bytes]
 def model(monkeypatch: pytest.MonkeyPatch) -> CanvasModel:
     fake = CanvasModel()
     monkeypatch.setitem(dgemma.__dict__, "load", fake.load)  # imports no torch
+    monkeypatch.setattr("dgemma.cli.options.check_checkpoint", lambda model: None)
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 1e9)  # no line more on a slow machine
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)

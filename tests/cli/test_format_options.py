@@ -31,6 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return "", "Yes."
 
     monkeypatch.setitem(dgemma.__dict__, "load", lambda *_, **__: ScriptedModel(reply))
+    monkeypatch.setattr("dgemma.cli.options.check_checkpoint", lambda model: None)
     return options
 
 

@@ -52,6 +52,7 @@ class Asked:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     stand_in = Asked()
     monkeypatch.setattr(dgemma, "load", stand_in)
+    monkeypatch.setattr("dgemma.cli.options.check_checkpoint", lambda model: None)
     return stand_in
 
 
@@ -292,6 +293,8 @@ def test_a_saved_conversation_is_loaded_with_its_system_text(
     [
         (None, "cannot be read: No such file or directory."),
         ("[", "is not JSON."),
+        ("[" * 100_000, "is not JSON."),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "holds text that is not UTF-8."),
         ("[]", "holds no conversation"),
         ('{"messages": [{"role": "user"}]}', "holds no conversation"),
         ('{"messages": [{"role": "tool", "content": "x"}]}', "holds no conversation"),
@@ -405,13 +408,14 @@ def test_help_names_every_option(asked: Asked, capsys: pytest.CaptureFixture[str
 PROGRAM = """
 import os, sys
 import dgemma
-from dgemma.cli import main
+from dgemma.cli import main, options
 from terminal import ScriptedModel
-def reply(messages, options):
+options.check_checkpoint = lambda model: None
+def reply(messages, given):
     text = messages[-1]["content"]
     if text == "long":
         return "", "Final words.\\n" + "and so on " * 1000
-    return ("Let me think." if options["thinking"] else ""), f"{len(messages)} {text}"
+    return ("Let me think." if given["thinking"] else ""), f"{len(messages)} {text}"
 dgemma.load = lambda path, **_: ScriptedModel(reply, step_s=float(path), go=os.environ.get("GO"))
 sys.exit(main.main())
 """

@@ -22,6 +22,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     seen: list[Any] = []
     stand_in.seen = seen  # type: ignore[attr-defined]
     monkeypatch.setattr(dgemma, "load", stand_in)
+    monkeypatch.setattr("dgemma.cli.options.check_checkpoint", lambda model: None)
     return stand_in
 
 

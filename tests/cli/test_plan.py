@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,9 @@ def test_json_of_a_model_that_is_measured_here(capsys: pytest.CaptureFixture[str
         (["--hardware", "h100", "--steps", "0"], "--steps is 0"),
         (["--hardware", "h100", "--prompt", "0"], "prompt is 0"),
         (["--hardware", "h100", "--svg", "/nowhere/at/all.svg"], "there is no directory"),
+        (["--hardware", "h100", "--svg", "plan.nosuch"], "the name can end in .svg, or one of"),
+        (["--hardware", "h100", "--spread", "nan"], "spread is nan; it must be from 0 to 10."),
+        (["--hardware", "h100", "--price", "-1"], "--price is -1"),
         (["--hardware", "rtx4090", "--format", "bf16"], "do not fit"),
         (["--hardware", "h100", "--mean-life", "0"], "mean_life_s is 0"),
         (["--hardware", "h100", "--start", "-1"], "start_s is -1"),
@@ -58,6 +62,15 @@ def test_what_makes_no_sense_is_refused_at_once(
 ) -> None:
     assert main(["plan", *LOAD, *argv]) != 0
     assert words in capsys.readouterr().err
+
+
+def test_a_figure_that_cannot_be_drawn_is_told_before_anything_is_simulated(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr("dgemma.plan.planner.size", lambda *args, **options: pytest.fail("it was simulated"))
+    assert main(["plan", "--hardware", "h100", *LOAD, "--svg", "a.svg"]) == 2
+    assert "a figure needs matplotlib" in capsys.readouterr().err
 
 
 def test_a_goal_that_nothing_meets_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from dgemma.cli import pull
 from dgemma.errors import CheckpointError
+from dgemma.machine import size_text
 from fake_hub import NAME, NOT_READ, SHARDED, SHARDS, FakeHub, environment, running_hub, use_hub
 
 TOTAL = sum(map(len, SHARDED.values()))
@@ -50,10 +51,10 @@ def test_it_prints_the_directory_and_says_the_size_first(
     status, out, err = run(capsys, NAME)
     assert status == 0
     assert {f.name for f in Path(out.rstrip("\n")).iterdir()} == set(SHARDED)
-    assert err == f"{NAME}: 6 files, 0.00 GB; 0.00 GB to fetch\n"
+    assert err == f"{NAME}: 6 files, {size_text(TOTAL)}; {size_text(TOTAL)} to fetch\n"
     status, again, err = run(capsys, NAME, "--revision", "main")
     assert (status, again) == (0, out)
-    assert err == f"{NAME}: 6 files, 0.00 GB; nothing to fetch\n"
+    assert err == f"{NAME}: 6 files, {size_text(TOTAL)}; nothing to fetch\n"
 
 
 def test_json_is_for_a_program(server: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +73,7 @@ def test_progress_is_lines_in_a_pipe_and_reaches_the_end(
     server.repos[NAME][SHARDS[1]] = bytes(20_000_000)
     _, _, err = run(capsys, NAME)
     lines = [line for line in err.splitlines() if line.startswith("fetching: ")]
-    assert lines[-1] == "fetching: 0.02 of 0.02 GB"
+    assert lines[-1] == "fetching: 20.10 of 20.10 MB"
 
 
 def test_progress_is_a_bar_on_a_terminal(
@@ -92,7 +93,8 @@ def test_offline_it_names_the_copy_in_the_cache(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     status, out, err = run(capsys, NAME)
     assert (status, out) == (0, path)
-    assert err == f"{NAME}: 6 files, 0.00 GB; the copy in the cache is whole, but HF_HUB_OFFLINE is set\n"
+    whole = "the copy in the cache is whole, but HF_HUB_OFFLINE is set"
+    assert err == f"{NAME}: 6 files, {size_text(TOTAL)}; {whole}\n"
 
 
 def test_too_little_room_names_needed_and_free(
@@ -100,11 +102,11 @@ def test_too_little_room_names_needed_and_free(
 ) -> None:
     server.repos[NAME][SHARDS[1]] = bytes(20_000_000)
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=10_000_000))
-    with pytest.raises(CheckpointError, match=r"needs 0.02 GB, .* has 0.01 GB free"):
+    with pytest.raises(CheckpointError, match=r"needs 20.1 MB, .* has 10.0 MB free"):
         run(capsys, NAME)
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == f"{NAME}: 6 files, 0.02 GB; 0.02 GB to fetch\n"
+    assert err == f"{NAME}: 6 files, 20.1 MB; 20.1 MB to fetch\n"
 
 
 def test_interrupting_keeps_whole_files_and_the_next_run_fetches_the_rest(

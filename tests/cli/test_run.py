@@ -18,8 +18,8 @@ from dgemma.checkpoint.source import open_checkpoint
 from dgemma.cli import run as run_command
 from dgemma.cli.main import main
 from dgemma.cli.run import choose, prepare
-from dgemma.cli.views.progress import size_text
 from dgemma.errors import InputError
+from dgemma.machine import size_text
 from fake_hub import FakeHub, running_hub, use_hub
 from gguf_files import write_model
 
@@ -118,6 +118,25 @@ def test_a_gguf_file_is_taken_as_it_is_with_its_own_size(
     assert f"m.gguf: {size_text(size)} in memory, as it is" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("x", "--regex", "("), "--regex: "),
+        (("x", "--temperature", "-1"), "temperature is -1"),
+        (("x", "--max-image-tokens", "280"), "--max-image-tokens is 280, but there is no --image"),
+        ((" ",), "the prompt is ' '"),
+        (("x", "--trace", "none/x"), "--trace none/x: there is no directory none."),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_anything_is_fetched(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], said: str
+) -> None:
+    status, _, err = run(capsys, "someone/text", *argv)
+    assert status == 2
+    assert err.startswith(f"dgemma run: {said}")
+    assert not hub.requests
+
+
 def test_a_bundled_model_needs_no_hub(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "bundled:text", *ASK)
     assert status == 0
@@ -129,3 +148,14 @@ def test_a_prompt_in_place_of_the_model_is_said_to_be_one(capsys: pytest.Capture
     status, _, err = run(capsys, "Tell me a joke")
     assert status == 2
     assert "dgemma run bundled:text 'Tell me a joke'" in err
+
+
+@pytest.mark.parametrize("field", ["quantization_config", "quantization"])
+def test_a_quantized_checkpoint_is_taken_as_it_is(
+    field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one of mlx-vlm, which has another field."""
+    config = json.loads((bundled_path("text") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {field: {"bits": 4, "group_size": 32}}))
+    assert prepare(str(tmp_path), "auto", "cpu") == tmp_path
+    assert "in memory, as it is" in capsys.readouterr().err

@@ -230,7 +230,7 @@ def test_without_its_packages_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     expected = "dgemma serve: the server needs FastAPI and uvicorn; run: pip install 'dgemma[server]'\n"
-    assert said(capsys, "tiny") == (2, expected)
+    assert said(capsys, "bundled:text") == (2, expected)
 
 
 def test_loading_is_told_in_the_form_of_the_log(

@@ -72,6 +72,8 @@ def test_what_breaks_the_rules_is_asked_again_and_said_to_be_unsolved(
         (["5" + "." * 7 + "5" + "." * 72], "row 1 column 1, row 1 column 9"),
         ([PUZZLE.clues.cells, "--tries", "0"], "--tries is 0"),
         ([PUZZLE.clues.cells, "--pace", "-1"], "--pace is -1"),
+        ([PUZZLE.clues.cells, "--model", "no/model", "--seed", str(1 << 64)], "seed is 1844"),
+        ([PUZZLE.clues.cells, "--model", "no/model", "--max-denoising-steps", "0"], "steps is 0"),
         ([PUZZLE.clues.cells, "--model", "no-such-model"], "neither a directory here nor a hub name"),
     ],
 )
@@ -101,6 +103,15 @@ def test_without_a_puzzle_a_pipe_is_read(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(PUZZLE.clues.cells))
     assert run(capsys)[1] == PUZZLE.solution.cells + "\n"
+
+
+def test_a_pipe_that_is_no_text_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"53\xff"), encoding="utf-8"))
+    status, _, err = run(capsys)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "character 3 of the puzzle is '\\udcff'" in err
 
 
 def test_the_board_marks_clues_doubts_and_contradictions() -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
+import dgemma
 from dgemma.cli.main import main
+from dgemma.errors import InputError
 from dgemma.sudoku.puzzles import held_out
 from dgemma.trace.trace import Trace
 
@@ -73,11 +79,93 @@ def test_a_fill_and_an_edit_record_all_their_requests(
     assert run(capsys, "replay", path)[0] == 0
 
 
-def test_a_directory_that_is_not_there_is_refused_before_the_work(
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["generate", "bundled:text", "Hello"],
+        ["run", "bundled:text", "Hello"],
+        ["chat", "bundled:text"],
+        ["fill", "a.txt"],
+        ["edit", "a.txt", ""],
+        ["extract", "Call Ann tomorrow at 5pm"],
+        ["decide", "It rains.", "--ask", "Is it wet?"],
+        ["solve", PUZZLE],
+        ["eval", "sudoku"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_a_trace_that_cannot_be_written_is_refused_before_a_model_is_loaded(
+    argv: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("The sea is <FILL>.")
+    Path("directory").mkdir()
+    Path("a device").symlink_to(os.devnull)
+    monkeypatch.setattr(dgemma, "load", lambda *args, **options: pytest.fail("it was loaded"))
+    monkeypatch.setattr("dgemma.cli.run.prepare", lambda *args: pytest.fail("it was fetched"))
+    long = "x" * 300
+    for path, why in (
+        ("none/x", "--trace none/x: there is no directory none."),
+        ("a.txt/x", "a.txt/x cannot be written: Not a directory."),
+        ("directory", "directory cannot be written: Is a directory."),
+        ("a device", "a device cannot be written: it is not a regular file."),
+        ("/proc/x", "/proc/x cannot be written: No such file or directory."),
+        (long, f"{long} cannot be written: File name too long."),
+    ):
+        assert main([*argv, "--trace", path]) == 2, path
+        assert capsys.readouterr().err == f"dgemma {argv[0]}: {why}\n"
+    assert sorted(os.listdir()) == ["a device", "a.txt", "directory"]
+
+
+def test_a_run_that_fails_or_generates_nothing_leaves_an_old_trace_and_makes_no_new_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_bytes(b"old")
+    for path in (old, new):
+        asked = ["generate", "bundled:text", "Hello", "--raw", "--system", "x", "--trace", str(path)]
+        assert main(asked) == 2
+        assert "--system needs the chat template" in capsys.readouterr().err
+        monkeypatch.setattr("sys.stdin", io.StringIO(""))
+        assert main(["chat", "bundled:text", "--trace", str(path)]) == 0
+        assert capsys.readouterr().err == f"nothing was generated: {path} is not written\n"
+    assert (old.read_bytes(), new.exists()) == (b"old", False)
+
+
+def test_an_evaluation_and_the_examples_of_a_calibration_are_recorded(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["solve", PUZZLE, "--trace", str(tmp_path / "none" / "x")]) == 2
-    assert "there is no directory" in capsys.readouterr().err
+    path = str(tmp_path / "x.trace")
+    assert main(["eval", "sudoku", "--limit", "2", "--batch", "2", "--trace", path]) == 0
+    assert len(Trace.load(path).requests) == 2
+    lines = [json.dumps({"input": f"It rains {at}.", "label": "yes"}) for at in range(4)]
+    (tmp_path / "e.jsonl").write_text("\n".join(lines))
+    fit = ["--fit", str(tmp_path / "c"), "--examples", str(tmp_path / "e.jsonl")]
+    assert main(["decide", "--ask", "Is it wet?", *fit, "--trace", path]) == 0
+    trace = Trace.load(path)
+    assert (trace.about["command"], len(trace.requests) >= 4) == ("decide", True)
+
+
+def test_a_trace_of_images_is_refused_before_a_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = tmp_path / "a.png"
+    Image.new("RGB", (32, 32)).save(picture)
+    monkeypatch.setattr(dgemma, "load", lambda *args, **options: pytest.fail("it was loaded"))
+    monkeypatch.setattr("dgemma.cli.run.prepare", lambda *args: pytest.fail("it was fetched"))
+    for command in ("generate", "run"):
+        asked = [command, "bundled:text", "What?", "--image", str(picture), "--trace", str(tmp_path / "x")]
+        assert main(asked) == 2
+        assert "--image cannot be recorded" in capsys.readouterr().err
+
+
+def test_a_replay_takes_every_option_of_loading(solved: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(model: str, **options: Any) -> Any:
+        assert options["compile"] is True
+        raise InputError("enough")
+
+    monkeypatch.setattr(dgemma, "load", load)
+    assert main(["trace", "replay", solved, "--compile"]) == 2
 
 
 def test_show_prints_every_step_in_a_pipe(capsys: pytest.CaptureFixture[str], solved: str) -> None:

@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dgemma.cli.main import main
 from dgemma.conform import runtimes
 from dgemma.conform.case import ConformCase, make_case
 from dgemma.conform.compare import Conformance, compare
 from dgemma.conform.geometries import GEOMETRIES, Geometry, write_geometry
+from dgemma.conform.run import conform
 from dgemma.conform.runners import run_transformers
-from dgemma.conform.runtimes import RUNTIMES, NotInstalledError, OtherRuntimeError
+from dgemma.conform.runtimes import RUNTIMES, NotInstalledError, OtherRuntimeError, Runtime
 from sizes import full
 
 SMALL_WINDOW = GEOMETRIES[0]
@@ -60,6 +61,17 @@ def test_transformers_passes(geometry: Geometry, place: Path) -> None:
     assert found.passed, found.parting
     assert found.not_compared == ()
     assert found.largest < 1e-4
+
+
+def test_a_bundled_model_is_compared_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(self: Runtime, case: Path, python: Path) -> None:
+        assert (case / "checkpoint" / "config.json").is_file()
+        save_file({"generation/tokens": torch.zeros(3, dtype=torch.int64)}, case / "outputs.safetensors")
+
+    monkeypatch.setattr(Runtime, "run", run)
+    monkeypatch.setattr(Runtime, "python", lambda self: Path("python"))
+    (found,) = conform(RUNTIMES["transformers"], "bundled:sudoku")
+    assert (found.case, found.compared, found.passed) == ("bundled:sudoku", 1, False)
 
 
 # Faults

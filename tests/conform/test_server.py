@@ -176,7 +176,7 @@ def test_an_address_where_nobody_answers_is_one_line(model: Path) -> None:
     ("argv", "message"),
     [
         (["http://127.0.0.1:9/v1"], "give MODEL"),
-        (["http://127.0.0.1:9/v1", "x", "--geometries", "2"], "not for a server"),
+        (["http://127.0.0.1:9/v1", "bundled:text", "--geometries", "2"], "not for a server"),
         (["transformers", "--api-key-file", "x"], "is for a server"),
     ],
 )

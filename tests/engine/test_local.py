@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from dataclasses import dataclass
@@ -210,3 +211,34 @@ def test_only_one_thread_at_a_time_steps_the_engine(
     for thread in threads:
         thread.join(timeout=60)
     assert overlaps == inside == 0
+
+
+class Watcher:
+    """In a cycle with a stream: only the garbage collector closes it."""
+
+    def __init__(self, events: Any) -> None:
+        self.events, self.itself = events, self
+
+
+def test_a_stream_that_is_collected_during_a_step_is_ended_after_it(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = lm._local_engine._engine
+    step = type(engine).step
+
+    def collecting(self: Any, paused: Any = ()) -> Any:
+        gc.collect()  # the collector may run at any allocation
+        return step(self, paused)
+
+    left = Watcher(lm.stream("The sea is", max_tokens=40, **OPTIONS))
+    next(left.events)
+    del left
+    monkeypatch.setattr(type(engine), "step", collecting)
+    found: list[Any] = []
+    reader = threading.Thread(
+        target=lambda: found.append(lm.generate("A", max_tokens=8, **OPTIONS)), daemon=True
+    )
+    reader.start()
+    reader.join(120)
+    assert len(found) == 1, "it waits for itself"
+    assert engine.is_idle

@@ -1,6 +1,7 @@
 """Every operation of a generation has a kernel for Apple's GPU, by torch's own list. We have no such device.
 
-Run on the CPU without our kernels, which other devices do not have. Which dtypes a kernel takes is not seen.
+Run on the CPU without our kernels, which other devices do not have. That GPU has no float64, so no tensor may
+be one; which other dtypes a kernel takes is not seen.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import pytest
 import torch
 import torchgen
 import yaml
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import dgemma
 from dgemma import loading
@@ -22,6 +25,7 @@ from dgemma.cli.main import main
 from dgemma.kernels import elementwise, forward_backward
 from dgemma.model import quantized_linear
 from dgemma.model.execution import Execution, default_execution
+from dgemma.sampling import constrained
 
 _LIST = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native" / "native_functions.yaml"
 
@@ -57,12 +61,16 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.functions: set[Any] = set()
+        self.in_float64: set[Any] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         self.functions.add(func)
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        if any(isinstance(x, Tensor) and x.dtype is torch.float64 for x in tree_leaves((args, found))):
+            self.in_float64.add(func)
+        return found
 
     @property
     def names(self) -> set[str]:
@@ -83,6 +91,7 @@ def as_another_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     mps = default_execution(torch.device("mps"), torch.bfloat16)
     monkeypatch.setattr(loading, "default_execution", lambda *_, **__: mps)
     assert mps == Execution(grouped_experts=False)
+    monkeypatch.setattr(constrained, "DTYPE_OF_SUMS", {"cpu": constrained.DTYPE_OF_SUMS["mps"]})
     with Recorder() as recorder:
         yield recorder
 
@@ -102,6 +111,7 @@ def test_each_operation_of_a_generation_has_a_kernel_for_mps(
         lm.generate("On Sunday Emma", decode=decode, **short)
     assert len(as_another_device.names) > 80
     assert missing(as_another_device.names) == set()
+    assert as_another_device.in_float64 == set()
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
@@ -113,10 +123,13 @@ def test_each_operation_of_quantized_weights_has_a_kernel_for_mps(
     lm = dgemma.load(tmp_path / "model", dtype="bfloat16")
     lm.generate([5, 6, 7], max_tokens=8, seed=1, max_denoising_steps=2)
     assert missing(as_another_device.names) == set()
+    assert as_another_device.in_float64 == set()
 
 
 def test_an_operation_without_a_kernel_is_seen() -> None:
     with Recorder() as recorder:
         torch.frexp(torch.ones(3))  # of CPU and CUDA alone, in torch 2.13
         torch.ones(3).sum()
+        torch.ones(3).double()
     assert missing(recorder.names) == {"frexp.Tensor"}
+    assert {function._schema.name for function in recorder.in_float64} == {"aten::_to_copy"}

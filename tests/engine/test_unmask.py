@@ -257,6 +257,13 @@ def test_a_schedule_that_cannot_fill_a_canvas_is_refused(sampler: Sampler, rule:
         ask(sampler=sampler)
 
 
+def test_blocks_need_whole_canvases_and_one_block_needs_none() -> None:
+    with pytest.raises(InputError, match='canvas_len is "auto", and the sampler unmasks blocks of 4') as told:
+        written(PROMPTS[0], masked_sampler(num_steps=8, block_len=4), tokens=3, canvas_len="auto")
+    assert told.value.field == "canvas_len"
+    assert len(written(PROMPTS[0], masked_sampler(num_steps=8), tokens=3, canvas_len="auto")) == 3
+
+
 def test_other_ways_to_decode_formats_and_the_mask_as_only_choice_are_refused() -> None:
     for decode in ("causal", "lossless", "verified", "auto"):
         with pytest.raises(InputError, match=f'decode is "{decode}", and the sampler unmasks'):

@@ -44,6 +44,12 @@ def test_both_shapes_of_a_line_are_read(tmp_path: Path) -> None:
     assert task.prompt(also_chat) == task.prompt(chat)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text("\ufeff" + json.dumps(PAIR), encoding="utf-8")
+    assert JsonlTask(file).examples()[0].prompt == "Name a colour."
+
+
 def test_a_line_separator_within_a_text_does_not_end_the_line(tmp_path: Path) -> None:
     line = json.dumps({"prompt": "a\u2028b", "response": "c"}, ensure_ascii=False)
     (pair,) = JsonlTask(written(tmp_path, line)).examples()

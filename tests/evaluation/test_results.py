@@ -14,6 +14,7 @@ import dgemma
 from dgemma import Answer, InputError, LanguageModel, LoraSettings
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
+from dgemma.durable_files import LineFile
 from dgemma.evaluation.report import EvaluationReport
 from dgemma.evaluation.results import AnswerStats, ResultsFile, mark_of, read_results, seed_of, stored_run
 from dgemma.evaluation.runner import evaluate, fingerprint
@@ -184,6 +185,20 @@ def test_a_file_that_grew_before_it_was_locked_is_left_alone(lm: LanguageModel, 
     with pytest.raises(InputError, match=r"run\.jsonl was changed meanwhile; run it again"):
         ResultsFile(out, None, model="tiny", settings={})
     assert out.read_bytes() == before
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot be read: Is a directory"):
+        stored_run(tmp_path)
+
+
+def test_a_file_that_is_refused_is_not_kept_locked(tmp_path: Path) -> None:
+    out = tmp_path / "run.jsonl"
+    out.write_text("another program's\n")
+    with pytest.raises(InputError, match="is not a file of results") as refused:
+        ResultsFile(out, None, model="tiny", settings={})
+    LineFile(out).close()
+    assert refused.value.field == "path"
 
 
 def test_a_full_disk_is_said_with_a_remedy() -> None:

@@ -188,6 +188,15 @@ def test_what_is_not_read_is_named(content: bytes, what: str) -> None:
     assert raised.value.code == "invalid_image_format"
 
 
+@pytest.mark.parametrize(
+    ("formats", "known"),
+    [(("PNG",), "PNG"), (("PNG", "GIF"), "PNG or GIF"), (FORMATS[:3], "PNG, JPEG or WEBP")],
+)
+def test_the_formats_that_are_read_are_named(formats: tuple[str, ...], known: str) -> None:
+    with pytest.raises(InputError, match=rf"is a BMP, which is not read; give {known}\."):
+        decode_image(b"BM", limits=ImageLimits(formats=formats))
+
+
 def test_wrong_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"image is of type str; give bytes, a Path, or an image of Pillow"):
         decode_image(str(tmp_path))  # type: ignore[arg-type]

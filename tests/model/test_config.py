@@ -86,10 +86,12 @@ def test_the_last_layer_is_full_whatever_the_list_says() -> None:
     [
         ({"rms_norm_eps": 2.0}, "rms_norm_eps is 2.0"),
         ({"rms_norm_eps": "small"}, "must be a number"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is too large"),
         ({"final_logit_softcapping": -1}, "final_logit_softcapping is -1.0"),
         ({"head_dim": 15, "layer_types": ["sliding_attention"] * 3}, "even number"),
         ({"layer_types": "full"}, "must be a list of 3"),
         ({"per_layer_config": 3}, "per_layer_config is a int"),
+        ({"per_layer_config": {"9" * 5000: {}}}, "does not name a layer"),
         ({"per_layer_config": {"0": {"head_dim": 32}}}, "layers of one kind share"),
         ({"rope_parameters": {}}, "lacks an entry for 'sliding_attention'"),
         ({"vocab_size": True}, "must be a whole number"),

@@ -78,8 +78,14 @@ def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
     lm.encode(tokens(CASE, 1, 4, seed=1), cache)
     with pytest.raises(InputError, match=f"would reach {limit + 4} tokens; this model takes {limit}"):
         cache.check_capacity([limit])
+    two = lm.new_cache(2)
+    lm.encode(tokens(CASE, 2, 4, seed=1), two, lengths=[4, 0])
+    two.check_capacity([limit - 4, limit])
+    with pytest.raises(InputError, match=f"would reach {limit + 1} tokens"):
+        two.check_capacity([limit - 3, 0])  # the longest row decides, not the shortest
     with pytest.raises(InputError, match="batch is 0"):
         lm.new_cache(0)
+    assert lm.new_cache(capacity=0).nbytes == 0
     with pytest.raises(InputError, match=f"capacity is {limit + 1}; this model takes 0 to {limit}"):
         lm.new_cache(capacity=limit + 1)
     assert cache.lengths == (4,)
@@ -133,3 +139,48 @@ def test_a_selection_grows_on_its_own_and_so_does_its_original() -> None:
     for cache in (original, selected):
         lm.encode(more, cache)
         assert torch.equal(lm.denoise(canvas, cache), lm.denoise(canvas, expected))
+
+
+@torch.no_grad()
+def test_selected_rows_keep_their_own_past() -> None:
+    lm = make_ours(make_oracle(CASE))
+    lengths, order = [3, 40, 17], [2, 1, 1, 0]
+    cache = lm.new_cache(3)
+    lm.encode(tokens(CASE, 3, 40, seed=1), cache, lengths=lengths)
+    selected = cache.select(order)
+    assert selected.lengths == tuple(lengths[row] for row in order)
+    canvas, more = tokens(CASE, 3, 8, seed=2), tokens(CASE, 3, 5, seed=3)
+    for _ in range(2):  # once as selected, once after both went on
+        expected = lm.denoise(canvas, cache)[order]
+        torch.testing.assert_close(lm.denoise(canvas[order], selected), expected, atol=1e-5, rtol=0)
+        lm.encode(more, cache)
+        lm.encode(more[order], selected)
+
+
+@torch.no_grad()
+def test_each_token_is_appended_to_its_own_slot() -> None:
+    """Rows of different lengths, padding before and after the tokens; a ring keeps the newest ones."""
+    config = make_ours(make_oracle(CASE)).config
+    cache = KVCache(config, 2, dtype=torch.float32, device=torch.device("cpu"))
+
+    def numbered(first: int, count: int) -> NewKeysValues:
+        """Keys that are the numbers of their rows and tokens; values are their negatives."""
+        shapes = [(2, count, shape.num_kv_heads, shape.head_dim) for shape in config.layers]
+        number = torch.arange(first, first + count) + torch.tensor([[0], [1000]])
+        keys = tuple(number[..., None, None].float().expand(shape).clone() for shape in shapes)
+        return NewKeysValues(keys, tuple(-part for part in keys))
+
+    cache.append(numbered(0, 50), [50, 3])
+    cache.append(numbered(48, 7), [5, 0], lead=[2, 0])
+    assert cache.lengths == (55, 3)
+    context = cache.context()
+    assert context.lengths.tolist() == [55, 3]
+    for index, shape in enumerate(config.layers):
+        positions = context.positions(shape.kind)
+        for row, (length, first) in enumerate(((55, 0), (3, 1000))):
+            kept = positions[row] >= 0
+            assert sorted(positions[row][kept].tolist()) == list(
+                range(max(0, length - (config.window - 1)) if shape.kind is LayerKind.SLIDING else 0, length)
+            )
+            assert (context.keys[index][row][kept][:, 0, 0] == positions[row][kept] + first).all()
+            assert (context.values[index][row][kept] == -context.keys[index][row][kept]).all()

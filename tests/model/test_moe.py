@@ -8,10 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dgemma.model import moe
 from dgemma.model.attention import explicit_attention, grouped_query_attention
 from dgemma.model.execution import Execution
-from dgemma.model.linear import ExpertLinear
-from dgemma.model.moe import Experts, Route, combine, dispatch, sort_by_expert, sort_in_blocks
+from dgemma.model.linear import ExpertLinear, PlainExpertLinear
+from dgemma.model.moe import (
+    MAX_TOKENS_AT_ONCE,
+    Experts,
+    Route,
+    combine,
+    dispatch,
+    sort_by_expert,
+    sort_in_blocks,
+)
 from oracle import CASES, make_oracle, make_ours
 
 FORMS = {
@@ -95,6 +104,48 @@ def test_expert_kernels_agree_with_the_reference_in_value_and_gradient(form: str
     ours, plain = run(FORMS[form]), run(FORMS["by expert"])
     assert len(ours) == len(plain) == 5
     torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("without", ["", "kernels", "exact products"])
+@pytest.mark.parametrize("count", [50, MAX_TOKENS_AT_ONCE + 3])
+def test_exact_experts_give_a_row_the_same_bits_in_any_company(
+    without: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the processor has no kernels, or no products whose rows are independent."""
+    if without == "kernels":
+        monkeypatch.setattr(moe, "kernels_for", lambda x: None)
+    if without == "exact products":
+        monkeypatch.setattr(PlainExpertLinear, "multiply_exact", lambda *_: None)
+    chosen = random_choice(count, 2, 8, seed=3)
+    generator = torch.Generator().manual_seed(0)
+    x, weights = torch.randn(count, 32, generator=generator), torch.rand(count, 2, generator=generator)
+    experts, exact = experts_of(), Execution(exact=True)
+    whole = experts(x, chosen, weights, exact)
+    torch.testing.assert_close(whole, experts(x, chosen, weights, FORMS["by expert"]), atol=1e-5, rtol=1e-5)
+    for rows in (slice(0, 1), slice(7, 20), slice(count - 9, count)):
+        assert torch.equal(experts(x[rows], chosen[rows], weights[rows], exact), whole[rows])
+    in_blocks = Execution(exact=True, expert_block=4)  # exact execution never uses blocks
+    assert torch.equal(experts(x, chosen, weights, in_blocks), whole)
+
+
+@torch.no_grad()
+def test_only_the_grouped_form_uses_the_grouped_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every backend has it."""
+    experts, chosen = experts_of(), random_choice(9, 2, 8, seed=3)
+    x, weights = torch.randn(9, 32), torch.rand(9, 2)
+    counts = dict.fromkeys(FORMS, 0)
+
+    def count(self: PlainExpertLinear, x: Tensor, ends: Tensor) -> Tensor:
+        counts[form] += 1
+        return original(self, x, ends)
+
+    original = PlainExpertLinear.multiply_grouped
+    monkeypatch.setattr(PlainExpertLinear, "multiply_grouped", count)
+    for form, execution in (FORMS | {"exact": Execution(exact=True)}).items():
+        counts.setdefault(form, 0)
+        experts(x, chosen, weights, execution)
+    assert {form: n for form, n in counts.items() if n} == {"grouped": 2}
 
 
 def test_a_bank_without_blocks_of_its_own_uses_its_grouped_product() -> None:

@@ -99,6 +99,14 @@ def test_without_any_replica_requests_wait_for_one() -> None:
     assert max(found.answer_s) > 40
 
 
+def test_a_request_that_waited_for_a_first_replica_is_not_retried() -> None:
+    rule = AutoscalingRule(max_replicas=1, target=0.5)
+    found = served(replace(ONE, replicas=0, autoscaling=rule, start_s=5), replace(SELDOM, rate=0.5), 100)
+    assert found.finished > 20
+    assert max(found.answer_s) > 5
+    assert (found.failures, found.retried, found.unfinished) == (0, 0, 0)
+
+
 def test_autoscaling_follows_the_load() -> None:
     rule = AutoscalingRule(max_replicas=10, target=0.5, down_after_s=60)
     fleet = replace(ONE, steps=(20,), autoscaling=rule, start_s=5)
@@ -135,7 +143,9 @@ def test_every_request_is_answered_once_and_the_same_seed_is_the_same(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rate": 0}, {"prompt": 0}, {"shared": 10}, {"daily": 1}, {"turns": 0}], ids=str
+    "wrong",
+    [{"rate": 0}, {"prompt": 0}, {"shared": 10}, {"daily": 1}, {"turns": 0}, {"spread": math.nan}],
+    ids=str,
 )
 def test_traffic_that_makes_no_sense_is_refused_by_name(wrong: dict[str, float]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from chi_square import chi_square
+from dgemma.sampling import constrained
 from dgemma.sampling.constrained import CanvasConstraint, scan_constrained, vocab_dfa
 from dgemma.sampling.pinned import AllowedTokens, CanvasPins
 from dgemma.sampling.rng import NoiseKey, noise_key
@@ -250,6 +251,17 @@ def test_large_classes_are_drawn_from_as_their_tokens_weigh() -> None:
     mean = (weight[:, 0].softmax(0) * weight[:, 0]).sum()
     spread = ((weight[:, 0].softmax(0) * (weight[:, 0] - mean) ** 2).sum() / sampled.numel()).sqrt()
     assert abs(weight[sampled.flatten(), 0].mean() - mean) < 4 * spread
+
+
+def test_sums_of_a_device_without_float64_are_nearly_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [case for case in map(Case, range(60)) if case.known()]
+    expected = [case.read() for case in found]
+    monkeypatch.setattr(constrained, "DTYPE_OF_SUMS", {"cpu": torch.float32})
+    for case, scan in zip(found, expected, strict=True):
+        other = case.read()
+        assert torch.equal(other.argmax, scan.argmax)
+        assert torch.allclose(other.entropy, scan.entropy, atol=1e-5)
+        assert torch.allclose(probabilities(case, other), probabilities(case, scan), atol=1e-5)
 
 
 def test_a_token_at_the_floor_itself_is_kept() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
+import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -26,6 +27,8 @@ import dgemma
 from dgemma.checkpoint.presets import PRESETS, layers
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.cli.main import main
+from dgemma.errors import RankError
+from dgemma.scale.processes import joined
 from rank_processes import run_processes, run_rank
 from server.real_server import RealServer, serving, write_adapters
 from sizes import cases
@@ -136,6 +139,60 @@ def test_another_number_of_processes_than_was_started_is_refused(
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert main(["generate", str(checkpoint), "Hello", "--tensor-parallel", "2"]) == 2
     assert "tensor_parallel is 2, but 4 processes were started" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [({}, "RANK"), ({"RANK": "0"}, "MASTER_ADDR"), ({"RANK": "0", "MASTER_ADDR": "::1"}, "MASTER_PORT")],
+)
+def test_processes_that_were_started_in_part_are_told_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], missing: str
+) -> None:
+    for name, value in {"WORLD_SIZE": "2", **given}.items():
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(dgemma.InputError, match=f"WORLD_SIZE is set, but {missing} is not"),
+        joined(2, "cpu", [], option="nproc"),
+    ):
+        pass
+
+
+def test_a_machine_with_too_few_gpus_or_with_apples_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with (
+        pytest.raises(dgemma.InputError, match="nproc is 4; this machine has 2 GPUs"),
+        joined(4, "cuda", [], option="nproc"),
+    ):
+        pass
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    for device in ("auto", "mps"):
+        with (
+            pytest.raises(dgemma.InputError, match=r"nproc is 2.*'mps'.*device cpu"),
+            joined(2, device, [], option="nproc"),
+        ):
+            pass
+
+
+def test_a_rank_that_cannot_start_ends_those_that_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, started = subprocess.Popen, []
+
+    def start(command: list[str], **options: Any) -> Any:
+        if started:
+            raise OSError(11, "Resource temporarily unavailable")
+        started.append(real([sys.executable, "-c", "import time; time.sleep(600)"], **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with (
+        pytest.raises(RankError, match="rank 2 of 3 cannot be started: Resource temporarily"),
+        joined(3, "cpu", [], option="nproc"),
+    ):
+        pass
+    assert started[0].poll() is not None
 
 
 def test_a_rank_cannot_save_what_it_has_a_part_of(checkpoint: Path, tmp_path: Path) -> None:

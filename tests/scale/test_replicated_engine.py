@@ -22,7 +22,7 @@ from dgemma.engine.service import (
     ServedModel,
 )
 from dgemma.errors import DgemmaError, InputError
-from dgemma.events import Answer, Commit, Draft, Finish, FinishReason
+from dgemma.events import Answer, Commit, Draft, Finish, FinishReason, PromptScored
 from dgemma.params import GenerationParams
 from dgemma.scale.replicated_engine import ReplicaLostError, ReplicatedEngine, total
 
@@ -43,7 +43,15 @@ def finish() -> Finish:
     return Finish(row=0, answer=answer)
 
 
-WHOLE: list[EngineEvent] = [Accepted(), draft(0), commit(0), draft(1), commit(1), finish()]
+WHOLE: list[EngineEvent] = [
+    Accepted(),
+    PromptScored(row=0, logprobs=()),
+    draft(0),
+    commit(0),
+    draft(1),
+    commit(1),
+    finish(),
+]
 
 
 class ScriptedReplicas:

@@ -88,6 +88,19 @@ def test_a_stream_sends_each_line_when_it_happens(server: RealServer) -> None:
     assert kinds[-1] == "end"
 
 
+def test_a_trace_is_returned_beside_the_entries_that_were_chosen(server: RealServer) -> None:
+    gap = {"input_prefix": "The sea is", "input_suffix": " salt.", "n_predict": 2}
+    answer = asked(server, "/infill", {**gap, "response_fields": ["content"], "trace": True})
+    assert answer.keys() == {"content", "trace"}
+    assert trace_of(answer["trace"]).about["command"] == "/infill"
+
+
+def test_a_trace_may_be_asked_for_among_the_fields_of_extra_body(server: RealServer) -> None:
+    body = {name: value for name, value in CHAT.items() if name != "trace"}
+    answer = asked(server, "/v1/chat/completions", {**body, "extra_body": {"trace": True}})
+    assert trace_of(answer["trace"]).requests
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -198,8 +198,9 @@ def test_a_loopback_server_answers_only_to_its_own_names(host: str, status: int)
 
 
 def test_other_names_are_allowed_by_name_and_any_on_a_public_address() -> None:
-    allowed = app_of(allowed_hosts=("proxy.example",))
-    assert ask(allowed, "GET", "/health", headers={"host": "proxy.example"}).status_code == 200
+    allowed = app_of(allowed_hosts=("proxy.example", "Other.Proxy"))
+    for name in ("proxy.example", "Proxy.Example:443", "other.proxy"):
+        assert ask(allowed, "GET", "/health", headers={"host": name}).status_code == 200
     assert ask(allowed, "GET", "/health", headers={"host": "other.example"}).status_code == 421
     public = app_of(host="0.0.0.0")  # noqa: S104
     assert ask(public, "GET", "/health", headers={"host": "any.example"}).status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +126,11 @@ def test_a_wrong_default_is_refused_before_a_model_is_loaded(given: list[str], m
     with pytest.raises(InputError) as caught:
         check_files(Settings(defaults=defaults(*given)))
     assert message in str(caught.value)
+
+
+def test_a_calibration_that_cannot_be_read_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read as a calibration"):
+        check_files(Settings(calibration=tmp_path / "missing.json"))
 
 
 @pytest.mark.parametrize("text", ["temperature", "=1", "temperature="])

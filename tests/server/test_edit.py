@@ -13,7 +13,7 @@ from server.canvas_bodies import EDIT, EDIT_ASKED, EDIT_CONTENT, REGION
 from server.canvas_served import KEY, served_tiny, tiny
 from server.fake_engine import FakeEngine, Script
 from server.raw_client import RawClient
-from server.served import app_of, error_of, post, run, run_unhurried
+from server.served import app_of, ask, error_of, post, run, run_unhurried
 
 
 def saying(content: Any) -> dict[str, Any]:
@@ -149,6 +149,24 @@ def test_parts_of_text_are_one_message_and_the_usual_changes_nothing() -> None:
 
 
 # The answer
+
+
+@pytest.mark.parametrize("at", [0, 4, len(REGION)])
+def test_a_cursor_has_no_effect_and_is_not_part_of_the_region(at: int) -> None:
+    plain, with_cursor = (
+        post(app_of(), EDIT, {**saying(in_region(text)), "seed": 7}).json()["choices"]
+        for text in (REGION, f"{REGION[:at]}<|cursor|>{REGION[at:]}")
+    )
+    assert with_cursor == plain
+    for change in plain[0]["dgemma"]["changes"]:
+        assert REGION[change["start"] : change["stop"]] == change["old"]
+    assert plain[0]["dgemma"]["changes"]
+
+
+def test_that_a_cursor_has_no_effect_is_said_where_the_endpoint_is_described() -> None:
+    schemas = ask(app_of(), "GET", "/openapi.json").json()["components"]["schemas"]
+    described = schemas["UserMessage"]["properties"]["content"]["description"]
+    assert "<|cursor|> in it, which is without effect" in described
 
 
 def test_a_deadline_gives_the_region_as_it_was() -> None:

@@ -8,8 +8,9 @@ import gzip
 import json
 import logging
 import random
+import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from dgemma.server.decisions.protocol import ConversationMessage
+from dgemma.server.decisions.serving import messages_of
+from dgemma.server.http.errors import ApiError
+from dgemma.server.messages.blocks import MessageInput
+from dgemma.server.messages.conversation import MessageReader
+from dgemma.server.reply import check_named_tool
+from dgemma.server.responses.conversation import ItemReader
+from dgemma.server.responses.items import InputMessage
 from server.canvas_bodies import (
     DECIDE,
     DECIDE_BY_NAME,
@@ -362,3 +371,39 @@ def test_two_thousand_wrong_bodies_are_refused_and_leave_nothing_behind(
     # A leak grows in every part; a module that is imported late, or a cache of another test's, in one.
     growth = [after - before for before, after in pairwise(kept)]
     assert min(growth) < 32_000, "less than 50 bytes of each"
+
+
+def _many_blocks(count: int, text: str) -> None:
+    blocks = [{"type": "text", "text": text}, {"type": "thinking", "thinking": text, "signature": ""}]
+    reader = MessageReader(None)
+    reader.add(MessageInput(role="assistant", content=blocks * (count // 2)), "messages.0")
+
+
+def _many_items(count: int, text: str) -> None:
+    reader = ItemReader(None)
+    for _ in range(count):
+        reader.add(InputMessage(role="assistant", content=text), "input.0")
+    reader.add(InputMessage(role="user", content=text), "input.1")
+    assert len(reader.messages()) == 2
+
+
+def _many_turns(count: int, text: str) -> None:
+    for role in ("user", "system"):
+        (message,) = messages_of([ConversationMessage(role=role, content=text)] * count)
+        assert message["role"] == role
+
+
+@pytest.mark.parametrize("join", [_many_blocks, _many_items, _many_turns])
+def test_a_conversation_of_many_parts_is_joined_in_linear_time(join: Callable[[int, str], None]) -> None:
+    """To append each part to what is there already would copy all of that as often as there are parts."""
+    began = time.process_time()
+    join(10_000, "x" * 800)
+    assert time.process_time() - began < 1
+
+
+def test_a_near_name_is_not_looked_for_among_more_tools_than_are_taken() -> None:
+    names = ["".join(random.Random(number).sample("abcdefghijklmnopqrst", 20)) for number in range(40_000)]
+    began = time.process_time()
+    with pytest.raises(ApiError, match="which is not among tools"):
+        check_named_tool("abcdefghijklmnopqrst", names)
+    assert time.process_time() - began < 1

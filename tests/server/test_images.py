@@ -27,7 +27,7 @@ from dgemma.server.http.settings import Settings
 from dgemma.server.images import ImageLoader, data_url_bytes, image_parts
 from images.hostile import encoded, hostile_files, picture
 from server.fake_engine import FakeEngine, FakeText, Script
-from server.served import CHAT, HELLO, app_of, client_of, error_of, post, run
+from server.served import CHAT, HELLO, app_of, ask, client_of, error_of, post, run
 
 JSON = {"content-type": "application/json"}
 GEOMETRY = ImageSettings(patch_size=2, pooling=1)
@@ -160,6 +160,20 @@ def test_tokenize_takes_images() -> None:
     body = {"messages": chat(PART)["messages"]}
     assert post(app, TOKENIZE, body).status_code == 200
     assert text.images == [PATCHES]
+
+
+def test_images_among_the_fields_of_extra_body_are_read() -> None:
+    app, text = seeing()
+    body = chat(PART)
+    body["extra_body"] = {"messages": body.pop("messages")}
+    assert post(app, CHAT, body).status_code == 200
+    assert text.images == [PATCHES]
+
+
+def test_the_models_card_says_whether_images_are_taken() -> None:
+    for app, kinds in ((seeing()[0], ["text", "image"]), (app_of(), ["text"])):
+        (card,) = ask(app, "GET", "/v1/models").json()["data"]
+        assert card["input_modalities"] == kinds
 
 
 def test_a_model_without_a_tower_names_the_part() -> None:

@@ -68,10 +68,12 @@ def test_words_are_in_the_log_only_if_asked_for(lines: Any, stream: bool) -> Non
     body = {**HELLO, "messages": PROMPT, "stream": stream}
     post(app_of(FakeEngine(ANSWER)), CHAT, body)
     post(app_of(FakeEngine(ANSWER), log_text=True), CHAT, body)
-    silent, telling = lines()
+    post(app_of(FakeEngine(ANSWER), log_text=True), CHAT, {"model": body.pop("model"), "extra_body": body})
+    silent, *telling = lines()
     assert "secret" not in json.dumps(silent)
-    assert telling["prompt"] == PROMPT
-    assert telling["answers"] == ["a secret answer"]
+    for line in telling:
+        assert line["prompt"] == PROMPT
+        assert line["answers"] == ["a secret answer"]
 
 
 def test_a_refusal_names_the_field_and_not_its_value(lines: Any) -> None:

@@ -46,6 +46,12 @@ def test_flags_that_may_be_repeated_have_variables_with_commas() -> None:
     assert by_flag.adapters == (Adapter(name="sums", path=Path("runs/sums")),)
 
 
+def test_limits_of_keys_go_with_keys() -> None:
+    limits = ("--requests-per-minute", "9", "--tokens-per-minute", "9", "--max-key-seqs", "2")
+    assert settings_from(*limits, DGEMMA_API_KEY="a").max_key_seqs == 2
+    assert settings_from(*limits, "--api-key-file", "keys").requests_per_minute == 9
+
+
 def test_a_key_is_never_taken_from_the_command_line() -> None:
     assert settings_from(DGEMMA_API_KEY="a,b").api_keys == ("a", "b")
     with pytest.raises(InputError, match="process list; set the variable DGEMMA_API_KEY") as caught:
@@ -70,6 +76,7 @@ def test_keys_are_not_in_what_is_printed() -> None:
         ({"memory_fraction": 1.5}, "memory_fraction is 1.5; it must be a number"),
         ({"request_timeout_s": float("nan")}, "request_timeout_s is nan"),
         ({"host": ""}, "host is empty"),
+        ({"max_key_seqs": 2}, "max_key_seqs is a limit of each API key, and this server has none"),
         ({"api_keys": ("a key",)}, "an API key is empty, too long or has spaces"),
         ({"served_model_name": "a b"}, "the served name 'a b' is not usable"),
         ({"adapters": (Adapter(name="dgemma", path=Path("x")),)}, "'dgemma' stands for two models"),
@@ -89,6 +96,7 @@ def test_a_wrong_setting_is_refused_by_name(given: dict[str, Any], message: str)
         ([], {"DGEMMA_LOG_TEXT": "maybe"}, "DGEMMA_LOG_TEXT is 'maybe'; give 1 or 0."),
         ([], {"DGEMMA_PORT": "70000"}, "DGEMMA_PORT: port is 70000; it must be a whole number from 0"),
         (["--port", "70000"], {"DGEMMA_PORT": "80"}, "--port: port is 70000"),
+        (["--requests-per-minute", "9"], {}, "--requests-per-minute: requests_per_minute is a limit of each"),
         (["--adapter", "sums"], {}, "--adapter: adapter is 'sums'; give it as name=path."),
         ([], {"DGEMMA_ADAPTER": "a=b,,c=d"}, "DGEMMA_ADAPTER: adapter is ''; give it as name=path."),
         ([], {"DGEMMA_ADAPTER": "dgemma=x"}, "DGEMMA_ADAPTER: the served name 'dgemma' stands for two"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
+import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import ClassVar
@@ -169,8 +172,9 @@ class _Mute:
     """A vocabulary without controls."""
 
     controls: ClassVar[dict[str, int]] = {}
-    byte_ids: frozenset[int] = frozenset()
-    vocab_size = 0
+
+    def bytes_of(self, id_: int) -> bytes | None:
+        return None
 
 
 def test_threads_that_compile_at_once_build_one_trie(
@@ -191,3 +195,20 @@ def test_threads_that_compile_at_once_build_one_trie(
     for thread in threads:
         thread.join()
     assert built == 1
+
+
+def test_what_hostile_formats_leave_in_memory_is_bounded(compiler: GrammarCompiler) -> None:
+    """Caches of parts of grammars are shared by all formats: a class of many ranges takes up to 190 kB."""
+    tracemalloc.start()
+    try:
+        sizes = []
+        for number in range(400):
+            chars = "".join(chr(0x3400 + 2 * at) for at in range(number, number + 100))
+            with suppress(InputError):
+                compiler.compile(JsonFormat(json.dumps({"type": "string", "pattern": f"^[{chars}]$"})))
+            compiler._cache.clear()
+            if number >= 270:
+                sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert max(sizes[-40:]) < 1.05 * max(sizes[:40])

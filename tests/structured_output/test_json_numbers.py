@@ -118,6 +118,15 @@ def test_a_large_divisor_is_taken_between_bounds() -> None:
     assert multiples(node, 10**9, bounds, budget()) is None
 
 
+def test_a_divisor_may_be_too_large_for_a_float() -> None:
+    bounds = NumberBounds(1 - 2**1024, 2**1024 - 1)
+    node = integers_between(bounds)
+    assert node is not None
+    dfa = built(multiples(node, 2**1023, bounds, budget()))
+    assert takes(dfa, "0")
+    assert not takes(dfa, "1")
+
+
 @pytest.mark.parametrize("value", [0, 5, -3, 1.5, 0.001, 100.0])
 def test_what_is_unlike_a_number_is_so_in_every_spelling(value: float) -> None:
     node = numbers_between(NumberBounds(), budget(), plain=True)

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from constraint_texts import Sampler
 from dgemma.structured_output.dfa import DFA, build_dfa
-from dgemma.structured_output.json_schema.grammar import any_json_grammar, json_object_grammar, schema_grammar
+from dgemma.structured_output.json_schema.grammar import json_object_grammar, schema_grammar
 from dgemma.structured_output.json_schema.syntax import JsonSyntax
 
 JSON = JsonSyntax()
@@ -70,7 +70,7 @@ def test_valid_values_are_taken_and_others_are_not(name: str) -> None:
 
 
 def test_any_json_is_json_of_some_depth() -> None:
-    dfa = build_dfa(any_json_grammar(JSON, 3))
+    dfa = build_dfa(schema_grammar(True, JSON, free_depth=3))
     for text in Sampler(dfa).texts(200):
         json.loads(text)
     assert dfa.matches("[[[1], {}]]")

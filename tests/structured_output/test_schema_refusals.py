@@ -62,6 +62,10 @@ REFUSED: list[tuple[Any, str]] = [
     ({"multipleOf": 0}, "'multipleOf' at # is 0; give a number above 0"),
     ({"type": "number", "multipleOf": 0.01}, "'multipleOf' at # is not taken: 0.01 has no exact binary form"),
     (
+        {"type": "integer", "multipleOf": 3000, "minimum": 0.5, "maximum": 2**1024 - 1},
+        "'multipleOf' at # is not taken: .*give a minimum and a maximum",
+    ),
+    (
         {"type": "integer", "multipleOf": 10**9},
         "'multipleOf' at # is not taken: .*give a minimum and a maximum",
     ),
@@ -84,6 +88,14 @@ REFUSED: list[tuple[Any, str]] = [
     ({"$ref": "#/$defs/x"}, "'\\$ref' at # points at '#/\\$defs/x', which is not in the schema"),
     ({"$ref": "https://example.com/x"}, "'\\$ref' at # points at 'https://example.com/x'"),
     ({"$ref": "#/allOf/x", "allOf": [True]}, "which is not in the schema"),
+    ({"$ref": f"#/allOf/{'1' * 5000}", "allOf": [True]}, "which is not in the schema"),
+    ({"$ref": "http://[#x"}, r"points at 'http://\[#x', which is not in the schema"),
+    ({"$dynamicRef": "http://[#x"}, "which is not in the schema"),
+    (
+        {"$id": "http://a/", "properties": {"a": {"$id": "http://[x"}}},
+        r"has 'http://\[x' at #/properties/a, which is no URI: Invalid IPv6 URL",
+    ),
+    ({"$id": "http://a/", "$ref": "http://[x"}, "at #, which is no URI"),
     ({"$ref": "#/title", "title": "a"}, "where a schema has to stand"),
     ({"$dynamicRef": "#t", "$defs": DYNAMIC}, "'\\$dynamicRef' at # has several targets"),
     ({"$ref": "#"}, "refers to itself without a value in between"),

@@ -207,6 +207,9 @@ def test_texts_spliced_into_a_schema_are_the_same_language(text: str, other: str
         {"type": "integer", "x-spanOf": "two or 4 lamps", "not": {"const": 1}},
         {"allOf": [{"type": "integer", "x-spanOf": "2 or 4"}, {"x-spanOf": "4 or 6"}]},
         {"type": ["integer", "null"], "x-spanOf": "two lamps", "minimum": 5},
+        {"const": {"x-spanOf": "two lamps"}},
+        {"enum": [["a"], [{"x-spanOf": "two lamps"}]]},
+        {"type": "object", "properties": {"const": {"type": "string", "x-spanOf": "two lamps"}}},
     ],
 )
 def test_what_cannot_be_spliced_is_compiled_as_a_whole(schema: Any) -> None:
@@ -215,6 +218,16 @@ def test_what_cannot_be_spliced_is_compiled_as_a_whole(schema: Any) -> None:
     compiler = GrammarCompiler(TOKENIZER, TOKENIZER.vocab_size, (1, 106))
     found = compiler.compile(JsonFormat(json.dumps(schema))).token_dfa
     assert_same_language(found, token_dfa(schema, splices=False))
+
+
+@pytest.mark.parametrize("depth", [160, 490])
+def test_a_deep_schema_with_a_text_is_refused(depth: int) -> None:
+    schema: Any = {"type": "string", "x-spanOf": "two lamps"}
+    for _ in range(depth):
+        schema = [schema]
+    compiler = GrammarCompiler(TOKENIZER, TOKENIZER.vocab_size, (1, 106))
+    with pytest.raises(InputError, match="nested deeper than 150 levels"):
+        compiler.compile(JsonFormat(json.dumps({"enum": schema})))
 
 
 def test_a_schema_is_compiled_once_for_all_texts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,6 +52,17 @@ def test_tokens_without_text_are_forbidden(trie: TokenTrie) -> None:
         has_text = any(token_dfa.run([id_], state) >= 0 for state in range(token_dfa.num_states))
         assert (token_dfa.class_of_token[id_] != FORBIDDEN) == has_text
         assert id_ in trie.text_bytes or not has_text
+
+
+def test_a_token_that_only_looks_like_a_byte_is_text(tmp_path: Path) -> None:
+    raw = json.loads((bundled_path("text") / "tokenizer.json").read_text())
+    size = Tokenizer.from_directory(bundled_path("text")).vocab_size
+    raw["model"]["vocab"]["<0xzz>"] = size
+    (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
+    found = TokenTrie.of_tokenizer(Tokenizer.from_directory(tmp_path), size + 1)
+    assert found.text_bytes[size] == b"<0xzz>"
+    byte = raw["model"]["vocab"]["<0xE2>"]
+    assert found.text_bytes[byte] == b"\xe2"
 
 
 def test_a_special_token_has_its_own_transition(trie: TokenTrie) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 from collections import Counter
 from pathlib import Path
 
@@ -86,3 +87,23 @@ def test_a_line_whose_grids_do_not_belong_together_is_refused_by_number(tmp_path
         read_puzzles(tmp_path / "short.csv")
     with pytest.raises(InputError, match="does not exist"):
         read_puzzles(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv.xz", b"no archive", "is no file of puzzles: Input format not supported"),
+        ("cut.csv.xz", lzma.compress(b"x" * 100)[:-20], "is no file of puzzles: Compressed file ended"),
+        ("a.csv", b"\xff\xfe", "is no file of puzzles: 'utf-8' codec"),
+        ("large.csv", b"x" * 1001, "is larger than 1000 bytes"),
+        ("large.csv.xz", lzma.compress(b"x" * 1001), "is larger than 1000 bytes"),
+    ],
+    ids=["no archive", "cut archive", "no text", "large", "large in an archive"],
+)
+def test_a_file_that_holds_no_puzzles_is_refused_by_name(
+    tmp_path: Path, name: str, content: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dgemma.sudoku.puzzles._MAX_FILE_BYTES", 1000)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=said):
+        read_puzzles(tmp_path / name)

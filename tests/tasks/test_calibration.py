@@ -135,6 +135,7 @@ def test_what_is_saved_is_loaded(
 GOOD = {"kind": "dgemma calibration", "version": 1, "temperature": 1.5}
 BROKEN: dict[str, tuple[Any, str]] = {
     "no JSON": ("{", "cannot be read as a calibration"),
+    "nested": ("[" * 100_000, "cannot be read as a calibration"),
     "no UTF-8": (b"\xff\xfe", "cannot be read as a calibration"),
     "nothing": ("", "cannot be read as a calibration"),
     "a list": ([GOOD], "is not a calibration of version 1"),
@@ -176,6 +177,7 @@ def test_a_broken_file_is_refused_by_name(tmp_path: Path, content: Any, message:
         ("examples", True),
         ("examples", math.nan),
         ("examples", math.inf),
+        pytest.param("examples", 10**400, id="endless whole number"),
         ("error_before", "small"),
         ("error_after", {}),
     ],

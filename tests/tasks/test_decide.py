@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from itertools import permutations
 from typing import Any
 
@@ -320,6 +321,14 @@ def test_a_choice_longer_than_a_canvas_is_refused_by_the_number_of_its_question(
         InputError, match="a choice of question 2 has too many tokens for a canvas of 64; shorten"
     ):
         ask(Lines(big()), questions)
+
+
+def test_long_choices_that_begin_alike_are_refused_without_delay() -> None:
+    alike = "a " * 20_000
+    began = time.process_time()
+    with pytest.raises(InputError, match="too many tokens for a canvas"):
+        ask(Lines(big(max_positions=50_000)), [question(f"{alike}x", f"{alike}y")])
+    assert time.process_time() - began < 2
 
 
 def test_choices_that_the_tokenizer_reads_alike_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -192,6 +193,16 @@ def test_a_wrong_canvas_is_refused_with_its_place(canvas: Any, message: str) -> 
     error = refusal(canvas=canvas)
     assert message in str(error)
     assert error.field == "canvas"
+
+
+def test_read_only_spans_may_overlap_and_are_read_once() -> None:
+    spans = [[2, 4], (0, 3), [3, 4], (1, 2)]
+    found = read(canvas={"token_ids": [9, 8, 7, 6, 5], "read_only": spans})
+    assert found == PinnedTokens(begin={0: 9, 1: 8, 2: 7, 3: 6, 4: 5}, fixed={0: 9, 1: 8, 2: 7, 3: 6})
+    length = 10_000
+    began = time.process_time()
+    read(canvas={"token_ids": [5] * length, "read_only": [[0, length]] * MAX_SPANS})
+    assert time.process_time() - began < 1, "as many positions as tokens, however many spans hold them"
 
 
 def test_one_position_is_given_once() -> None:

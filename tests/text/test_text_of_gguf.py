@@ -77,7 +77,8 @@ def test_ids_of_no_added_token_name_nothing(tmp_path: Path) -> None:
     added = json.loads((SMALL / "tokenizer.json").read_text())
     path = write_gguf(tmp_path / "m.gguf", {}, {**metadata(), "tokenizer.ggml.mask_token_id": 1 << 30})
     assert "mask_token" not in Tokenizer.from_directory(path).template_names
-    added["added_tokens"] = "none"
-    path = write_gguf(tmp_path / "n.gguf", {}, {**IDS, "tokenizer.huggingface.json": json.dumps(added)})
-    with pytest.raises(CheckpointError, match="is not a usable tokenizer"):
-        Tokenizer.from_directory(path)
+    for broken in ("none", [{"id": [1], "content": "<eos>"}]):
+        added["added_tokens"] = broken
+        path = write_gguf(tmp_path / "n.gguf", {}, {**IDS, "tokenizer.huggingface.json": json.dumps(added)})
+        with pytest.raises(CheckpointError, match="is not a usable tokenizer"):
+            Tokenizer.from_directory(path)

@@ -117,7 +117,8 @@ def test_tokens_that_the_configuration_names_are_controls(tmp_path: Path) -> Non
         "bos_token": {"content": "<eos>"},
         "pad_token": None,
         "unk_token": "absent",
-        "additional_special_tokens": ["the"],
+        "mask_token": "\ud800",  # half a character
+        "additional_special_tokens": ["the", "\udfff", 7],
         "extra_special_tokens": {"cell_token": "<table>"},
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
@@ -226,6 +227,19 @@ def test_a_broken_tokenizer_file_is_refused(tmp_path: Path, content: bytes, mess
     with pytest.raises(CheckpointError, match=message) as caught:
         Tokenizer.from_directory(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_vocabulary_without_its_unknown_token_is_refused(tmp_path: Path) -> None:
+    directory = edited_copy(tmp_path, model={"byte_fallback": False, "unk_token": "<none>"})
+    with pytest.raises(CheckpointError, match=r"is not a usable tokenizer: .*`<none>` not found"):
+        Tokenizer.from_directory(directory)
+
+
+def test_a_text_that_the_library_cannot_encode_is_refused() -> None:
+    with mock.patch.object(TOKENIZER, "_engine") as engine:
+        engine.encode_batch_fast.side_effect = Exception("it broke")
+        with pytest.raises(InputError, match=r"cannot encode this text: .*it broke"):
+            TOKENIZER.encode("a")
 
 
 def test_an_empty_tokenizer_has_an_empty_vocabulary(tmp_path: Path) -> None:

@@ -69,5 +69,15 @@ def test_the_settling_order_is_a_rank_correlation(canvases: tuple[list[int], ...
     assert found.canvases == 1
 
 
+def test_a_position_that_settles_at_a_tenth_of_the_steps_counts_in_it() -> None:
+    """In floating point seven tenths of 90 steps are less than 63."""
+    request = EngineRequest(prompt=(1,), seed=1, params=GenerationParams())
+    changed_last_at_63 = steps(*([0] if number < 63 else [1] for number in range(1, 91)))
+    trace = Trace(requests=(TraceRequest(round=0, request=request, steps=changed_last_at_63),))
+    found = trace_stats([trace])
+    assert found is not None
+    assert found.settled_by == (0, 0, 0, 0, 0, 0, 1, 1, 1, 1)
+
+
 def test_no_canvas_has_no_figures() -> None:
     assert trace_stats([Trace()]) is None

@@ -45,6 +45,12 @@ def test_end_tokens_that_fill_a_canvas_do_not_count(lm: LanguageModel) -> None:
     assert found.diffusion > 3
 
 
+def test_no_response_of_an_example_counts_its_fill_and_tokens_may_follow(lm: LanguageModel) -> None:
+    ids = lm.tokenizer.encode(TEXTS[1])
+    record = {"tokens": ids, "responses": [[2, 4], [6, 8]]}
+    assert measure_both_sides(lm, [record] * 20).diffusion > 3
+
+
 def test_a_causal_pass_is_kept_if_it_beats_a_canvas_of_noise() -> None:
     assert sides(2.0, 3.0).kept_causal is True
     assert "can rest on it" in sides(2.0, 3.0).report()

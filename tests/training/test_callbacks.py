@@ -82,6 +82,19 @@ def test_only_callbacks_that_were_started_are_ended() -> None:
     assert events == [("a", "start", 0), ("a", "end", None)]
 
 
+def test_an_end_that_fails_does_not_keep_the_others_from_theirs() -> None:
+    class Failing(TrainerCallback):
+        def on_end(self, outcome: object) -> None:
+            raise ZeroDivisionError
+
+    events: list[Any] = []
+    callbacks = CallbackList([Recorder("a", events), Failing(), Recorder("b", events)])
+    callbacks.on_start(0)
+    with pytest.raises(ZeroDivisionError):
+        callbacks.on_end(None)
+    assert events == [("a", "start", 0), ("b", "start", 0), ("a", "end", None), ("b", "end", None)]
+
+
 def test_tensorboard_reads_every_scalar_of_every_report(tmp_path: Path) -> None:
     callback = TensorBoardCallback(tmp_path)
     callback.on_start(0)
@@ -142,7 +155,9 @@ def test_a_recipe_names_its_own_callback_by_file_or_module(
 ) -> None:
     (tmp_path / "my_callbacks.py").write_text(FILE)
     monkeypatch.syspath_prepend(tmp_path)
-    for name in (f"{tmp_path}/my_callbacks.py:Mine", "my_callbacks:Mine"):
+    lazy = "import my_callbacks\ndef __getattr__(name):\n    return getattr(my_callbacks, name)\n"
+    (tmp_path / "my_lazy_callbacks.py").write_text(lazy)
+    for name in (f"{tmp_path}/my_callbacks.py:Mine", "my_callbacks:Mine", "my_lazy_callbacks:Mine"):
         (found,) = callbacks_of([name], tmp_path)
         assert isinstance(found, TrainerCallback)
         assert found.run_dir == tmp_path  # type: ignore[attr-defined]
@@ -154,7 +169,10 @@ def test_a_recipe_names_its_own_callback_by_file_or_module(
         ("tensorbord", "did you mean 'tensorboard'?"),
         ("nowhere.py:Mine", "nowhere.py is not a file"),
         ("no_such_module:Mine", "cannot be imported"),
-        ("json:nothing", "must be a class or function"),
+        ("json:nothing", "json has no 'nothing'"),
+        (":Mine", "write module:name or file.py:name"),
+        (".mine:Mine", "write module:name or file.py:name"),
+        ("json:", "write module:name or file.py:name"),
         ("builtins:str", "must be a class or function"),
     ],
 )

@@ -376,6 +376,7 @@ FROM_PYTHON = "records come from a Python recipe. In YAML give a path."
         ("freeze=[1]", "freeze is 1; it must be text."),
         ("lora.targets=mlp", "lora.targets is 'mlp'; give a list, such as [attention, experts]."),
         ("train=lore", "train is 'lore'; did you mean 'lora'? Choices: lora, all."),
+        ("rollout.sampling=5", "rollout.sampling is 5; it must be names with values, such as {t_max: 0.6}."),
         ("train=5", "train is 5. Choices: lora, all."),
         ("precision=[bf16]", "precision is ['bf16']. Choices: auto, bf16, fp32."),
         (

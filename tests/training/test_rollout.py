@@ -10,17 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
+import dgemma
 from dgemma.errors import InputError
 from dgemma.language_model import LanguageModel
 from dgemma.params import GenerationParams
-from dgemma.sampling.sampler import make_sampler
+from dgemma.sampling.sampler import make_sampler, open_canvas
 from dgemma.sampling.vocab_scan import scale
 from dgemma.training.data.canvases import CanvasSettings, TrainingBatch, make_batch
 from dgemma.training.data.records import Span, TrainingExample
 from dgemma.training.objective import encode, token_losses, with_settled_targets
 from dgemma.training.recipe import DataRecipe, OptimizerRecipe, Recipe, RolloutRecipe
 from dgemma.training.reward import RolloutAnswer, backward, follow, load_reward, relative, rollout_answers
-from dgemma.training.rollout import roll_out, visited_states
+from dgemma.training.rollout import Path, roll_out, visited_states
 from dgemma.training.trainer import Trainer
 from oracle import CASES, make_oracle, make_ours, tokens
 
@@ -178,9 +179,15 @@ def test_rewards_are_named_functions(tmp_path: FilePath) -> None:
     file.write_text("def short(answer):\n    return -answer.steps\nnothing = 3\n")
     answer = RolloutAnswer(prompt="", text="", response="", tokens=(), expected=(), steps=4, settled=True)
     assert load_reward(f"{file}:short")(answer) == -4
-    for wrong in (f"{file}:long", f"{file}:nothing", "no_such_module:f", "short", f"{tmp_path}/none.py:f"):
-        with pytest.raises(InputError, match=r"rollout\.reward"):
+    for wrong, why in (
+        (f"{file}:long", "has no 'long'"), (f"{file}:nothing", "is not a function"),
+        ("no_such_module:f", "cannot be imported: No module named"), ("short", "write module:name"),
+        (":f", "write module:name"), (".mine:f", "write module:name"),
+        (f"{tmp_path}/none.py:f", "is not a file"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=rf"^rollout\.reward .*{why}") as caught:
             load_reward(wrong)
+        assert caught.value.field == "rollout.reward"
 
 
 def test_reward_and_objective_go_together(tmp_path: FilePath) -> None:
@@ -200,6 +207,32 @@ def test_answers_are_given_with_their_prompt_and_steps() -> None:
     assert [answer.tokens for answer in answers] == [tuple(row) for row in path.end.argmax.tolist()]
     assert [answer.expected for answer in answers] == [tuple(row) for row in batch.clean.tolist()]
     assert [batch.context_tokens(row) for row in range(2)] == batch.tokens[:, :PROMPT].tolist()
+
+
+def test_the_text_of_an_answer_ends_at_its_first_end_token() -> None:
+    lm = dgemma.load("bundled:text")
+    first, second = (lm.tokenizer.encode(text) for text in ("Yes", " No"))
+    assert lm.generation_defaults.end_tokens == (1, 106)
+    for end in (1, 106):
+        canvas = torch.tensor([[*first, end, *second, 1, *second]])
+        batch = replace(batch_of(lm, rows=1), clean=canvas)
+        (answer,) = rollout_answers(lm, batch, Path(visits=(), end=open_canvas(canvas)), 1, 6)
+        assert (answer.text, answer.response) == ("Yes", "Yes")
+        assert answer.tokens == answer.expected == tuple(canvas[0].tolist())
+
+
+def test_a_path_that_the_sampler_ends_has_not_settled(tmp_path: FilePath) -> None:
+    """The recipe allows more steps than the sampler takes."""
+    answers: list[RolloutAnswer] = []
+
+    def judge(answer: RolloutAnswer) -> float:
+        answers.append(answer)
+        return 0.0
+
+    asked = recipe(tmp_path / "run", "reward", reward=judge, steps=20)
+    sampling = {"max_denoising_steps": 2, "confidence_threshold": 0.0, "end_tokens": (1,)}
+    run(replace(asked, steps=1, rollout=replace(asked.rollout, sampling=sampling)))
+    assert {(answer.steps, answer.settled) for answer in answers} == {(2, False)}
 
 
 def test_the_loss_of_a_canvas_is_the_mean_over_its_states() -> None:

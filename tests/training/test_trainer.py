@@ -23,7 +23,7 @@ import dgemma
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.random_weights import write_random
 from dgemma.cli.main import main
-from dgemma.errors import InputError, TrainingError
+from dgemma.errors import CheckpointError, InputError, TrainingError
 from dgemma.training import setup
 from dgemma.training import trainer as trainer_module
 from dgemma.training.callbacks import TrainerCallback
@@ -537,6 +537,24 @@ def test_a_callback_that_fails_ends_the_run_and_the_saved_state_stays(
     notes = Notes()
     assert Trainer(recipe).run(notes) is TrainingOutcome.FINISHED
     assert [report.step for report in notes.steps] == [3, 4]
+
+
+def test_curves_that_cannot_be_written_end_the_run_by_an_exception(
+    model: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[TrainingOutcome | None] = []
+
+    class Ends(TrainerCallback):
+        def on_end(self, outcome: TrainingOutcome | None) -> None:
+            ends.append(outcome)
+
+    def refuse(run_dir: Path) -> Path:
+        raise CheckpointError(f"{run_dir} cannot be written")
+
+    monkeypatch.setattr("dgemma.training.trainer.write_curves", refuse)
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        Trainer(recipe_of(model, data, tmp_path, steps=1), callbacks=[Ends()]).run()
+    assert ends == [None]
 
 
 def test_a_run_without_matplotlib_ends_well_and_names_the_remedy(

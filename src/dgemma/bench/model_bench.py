@@ -363,8 +363,6 @@ class ModelBench:
 def verdict(found: Found) -> str:
     """In plain words: which is faster here, and whether to use diffusion on this machine at all."""
     rows = [row for row in found.get("lengths", ()) if "causal_s" in row]
-    if not rows:
-        return "Too little was measured to say which is faster here; give more time (--time-limit)."
     parts = []
     for steps in found["plan"]["length_steps"]:
         name = f"diffuse_{steps}_times_faster"
@@ -372,6 +370,8 @@ def verdict(found: Found) -> str:
         if gains:
             said = ", ".join(f"{gain:.2g} times at {tokens}" for tokens, gain in gains.items())
             parts.append(f"with {steps} steps a canvas {said} tokens")
+    if not parts:
+        return "Too little was measured to say which is faster here; give more time (--time-limit)."
     faster = [
         (steps, row["tokens"])
         for steps in found["plan"]["length_steps"]

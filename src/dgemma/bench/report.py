@@ -152,7 +152,10 @@ def write_figure(found: dict[str, Any], path: Path) -> None:
         if axes.lines:
             axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    try:
+        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}.") from None
 
 
 def _measured(row: dict[str, Any], name: str) -> str:

@@ -40,9 +40,8 @@ class AdapterConfig:
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     rank_stabilized: bool  # scaled by alpha / sqrt(rank)
-    modules: (
-        tuple[str, ...] | None
-    )  # None: the modules that the file has; the config has a rule instead of names
+    # None: the modules that the file has, because the configuration has a rule instead of names.
+    modules: tuple[str, ...] | None
     parameters: tuple[str, ...]
 
     @classmethod

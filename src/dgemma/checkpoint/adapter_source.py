@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dgemma.checkpoint.adapter_config import AdapterConfig
 from dgemma.checkpoint.names import TensorSpec, tensor_specs
-from dgemma.checkpoint.safetensors_file import TensorEntry, read_chunks, read_entries
+from dgemma.checkpoint.safetensors_file import TensorEntry, read_entries, same_content
 from dgemma.checkpoint.source import FLOAT_DTYPES, read_json
 from dgemma.errors import CheckpointError, suggestion
 from dgemma.model.config import ModelConfig
@@ -104,10 +104,7 @@ def open_adapter(path: str | Path, config: ModelConfig) -> AdapterSource:
 def check_tied_factors(source: AdapterSource) -> None:
     """Refuse factors that differ between the passes: both passes share their weights."""
     for first, copy in source.tied:
-        same = first.dtype == copy.dtype and all(
-            a == b for a, b in zip(read_chunks(first), read_chunks(copy), strict=True)
-        )
-        if not same:
+        if not same_content(first, copy):
             raise _untied(copy.file, repr(copy.name))
 
 

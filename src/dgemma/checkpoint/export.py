@@ -200,7 +200,7 @@ def _config(source: CheckpointSource, plan: QuantizationConfig | None) -> dict[s
     config = _completed(raw, ours)
     config["text_config"] = _completed(raw["text_config"], ours["text_config"])
     config["text_config"]["layer_types"] = ours["text_config"]["layer_types"]  # the last one is always full
-    for name in ("quantization_config", "dgemma", "torch_dtype"):
+    for name in ("quantization_config", "quantization", "dgemma", "torch_dtype"):
         config.pop(name, None)
     if source.quantized or "dtype" not in config:
         config["dtype"] = str(stored_dtype(source)).removeprefix("torch.")

@@ -41,6 +41,8 @@ from dgemma.model.config import LayerKind, ModelConfig
 FORMATS = {"q8_0": ("Q8_0", 7), "f16": ("F16", 1), "bf16": ("BF16", 32)}
 """By name of the command: the type of matrices, and llama.cpp's number for such a file."""
 _Q8_0_BLOCK = 32
+_WHOLE_OPTIONS = ("max_denoising_steps", "stability_threshold")
+_TEXT_FILES = {"chat_template.jinja": CHAT_TEMPLATE, "tokenizer.json": TOKENIZER_JSON}
 # Types of tokens in GGUF.
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 3, 4, 5, 6
 
@@ -194,7 +196,10 @@ def _generation(raw: dict[str, Any]) -> dict[str, Any]:
     sampler = raw.get("sampler_config")
     known = {**raw, **(sampler if isinstance(sampler, dict) else {})}
     found: dict[str, Any] = {
-        key: known[name] for name, key in SAMPLER_KEYS.items() if type(known.get(name)) in (int, float)
+        # A reader of GGUF takes 1 for a whole number and refuses it where it expects 1.0.
+        key: known[name] if name in _WHOLE_OPTIONS else float(known[name])
+        for name, key in SAMPLER_KEYS.items()
+        if type(known.get(name)) in (int, float)
     }
     ends = raw.get("eos_token_id")
     for name, end in zip(("eos", "eot"), ends if isinstance(ends, list) else [ends], strict=False):
@@ -205,22 +210,34 @@ def _generation(raw: dict[str, Any]) -> dict[str, Any]:
 
 def _text(companions: list[Any], vocab_size: int) -> dict[str, Any]:
     """Tokenizer and template, as they are and in llama.cpp's terms."""
-    files = {file.name: file.read_bytes().decode("utf-8") for file in companions if file.name in _TEXT_FILES}
+    files = {file.name: file for file in companions}
     found: dict[str, Any] = {}
-    if "chat_template.jinja" in files:
-        found[CHAT_TEMPLATE] = files["chat_template.jinja"]
-    if "tokenizer.json" not in files:
-        return found
-    found[TOKENIZER_JSON] = files["tokenizer.json"]
-    raw = json.loads(files["tokenizer.json"])
+    for name, key in _TEXT_FILES.items():
+        if name not in files:
+            continue
+        try:
+            found[key] = content = files[name].read_bytes().decode("utf-8")
+            if key == TOKENIZER_JSON:
+                found |= _vocabulary(json.loads(content), vocab_size)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            why = f"{type(error).__name__}: {error}"[:200]
+            raise CheckpointError(f"{name} of this checkpoint is truncated or corrupt: {why}") from None
+    return found
+
+
+def _vocabulary(raw: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+    """`tokenizer.json` in llama.cpp's terms, which know BPE only."""
     model = raw.get("model") or {}
     if model.get("type") != "BPE":
-        return found
+        return {}
     added = {token["id"]: token for token in raw.get("added_tokens") or []}
     texts = {id_: text for text, id_ in model["vocab"].items()}
     texts |= {id_: token["content"] for id_, token in added.items()}
     tokens = [texts.get(id_, f"[PAD{id_}]") for id_ in range(vocab_size)]
-    found |= {
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model.get("merges") or []]
+    if not all(isinstance(text, str) for text in (*tokens, *merges)):
+        raise TypeError("a token or a merge is no text")
+    found: dict[str, Any] = {
         "tokenizer.ggml.model": "gemma4",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.scores": [-1000.0] * vocab_size,
@@ -228,7 +245,6 @@ def _text(companions: list[Any], vocab_size: int) -> dict[str, Any]:
         "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.ggml.add_bos_token": True,
     }
-    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model.get("merges") or []]
     if merges:
         found["tokenizer.ggml.merges"] = merges
     ids = {text: id_ for id_, text in texts.items()}
@@ -236,9 +252,6 @@ def _text(companions: list[Any], vocab_size: int) -> dict[str, Any]:
         if text in ids:
             found[f"tokenizer.ggml.{name}_token_id"] = ids[text]
     return found
-
-
-_TEXT_FILES = ("tokenizer.json", "chat_template.jinja")
 
 
 def _token_type(id_: int, texts: dict[int, str], added: dict[int, Any]) -> int:

@@ -39,7 +39,7 @@ def write_gguf_file(
 ) -> None:
     """Write one file. It gets its name only when it is complete and on disk.
 
-    Whole numbers are written as uint32 (negative ones in lists as int32), numbers as float32.
+    Whole numbers are written as uint32 (in lists as int32), numbers as float32.
     """
     try:
         with replacing(path) as file:
@@ -59,7 +59,10 @@ def write_gguf_file(
 def _header(metadata: Mapping[str, Any], tensors: Sequence[GgufTensorToWrite]) -> bytes:
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
     for key, value in metadata.items():
-        kind, data = _value(value)
+        try:
+            kind, data = _value(value)
+        except (struct.error, OverflowError, UnicodeEncodeError):
+            raise CheckpointError(f"{key} is {value!r:.40}, which a GGUF file cannot hold.") from None
         parts += [_text(key), struct.pack("<I", kind), data]
     offset = 0
     for tensor in tensors:

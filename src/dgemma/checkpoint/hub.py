@@ -21,6 +21,7 @@ from dgemma.checkpoint.bundled import PREFIX, bundled_path
 from dgemma.checkpoint.quantized.quantization_config import schemes_from_config
 from dgemma.checkpoint.source import COMPANION_FILES, read_json, weights_path
 from dgemma.errors import CheckpointError, ConfigError, InputError, suggestion
+from dgemma.machine import size_text
 from dgemma.model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -177,21 +178,22 @@ def is_on_hub(text: str) -> bool:
 
 
 def published_quantized(name: str) -> list[PullPlan]:
-    """Quantized forms of a model on the hub that dgemma reads. None, where the hub cannot be asked."""
+    """Quantized forms of a model on the hub that dgemma reads; none where the hub does not answer."""
     import httpx2
     from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError
 
     found = []
     try:
         for model in HfApi().list_models(filter=f"base_model:quantized:{name}", limit=_MAX_PUBLISHED):
-            config = read_json(Path(hf_hub_download(model.id, "config.json")))
             try:
-                is_read = bool(schemes_from_config(config)) and ModelConfig.from_json(config) is not None
-                if is_read:
+                config = read_json(Path(hf_hub_download(model.id, "config.json")))
+                if schemes_from_config(config):
+                    ModelConfig.from_json(config)  # refuses another architecture
                     found.append(plan_pull(model.id))
-            except (CheckpointError, ConfigError):
-                continue  # GGUF, or a scheme that dgemma does not read
-    except (OSError, ValueError, RuntimeError, httpx2.HTTPError, CheckpointError):
+            except (RemoteEntryNotFoundError, RepositoryNotFoundError, CheckpointError, ConfigError):
+                continue  # GGUF, gated, or a scheme that dgemma does not read
+    except (OSError, ValueError, RuntimeError, httpx2.HTTPError):
         return found
     return found
 
@@ -207,7 +209,7 @@ def fetch(plan: PullPlan, progress: Progress | None = None) -> Path:
     free = shutil.disk_usage(place).free
     if plan.missing_bytes > free:
         raise CheckpointError(
-            f"{plan.name} needs {plan.missing_bytes / 1e9:.2f} GB, {place} has {free / 1e9:.2f} GB free. "
+            f"{plan.name} needs {size_text(plan.missing_bytes)}, {place} has {size_text(free)} free. "
             "Free some space, or set HF_HOME to a directory on a larger disk."
         )
     bar = None if progress is None else _bar(progress, plan.missing_bytes)
@@ -319,6 +321,11 @@ def _hub_error(error: Exception, name: str, revision: str) -> CheckpointError:
         case OSError(errno=errno.ENOSPC):
             text = (
                 f"the disk is full while fetching {name}; free some space or set HF_HOME, and run it again."
+            )
+        case OSError(errno=errno.EROFS | errno.EACCES | errno.EPERM):
+            text = (
+                f"the cache of models, {constants.HF_HUB_CACHE}, cannot be written: {error.strerror}. "
+                "Set HF_HOME to a directory that can."
             )
         case httpx2.RequestError():
             text = f"the connection broke while fetching {name}: {line}; run it again for the rest."

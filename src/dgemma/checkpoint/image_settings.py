@@ -15,9 +15,7 @@ _FILES = ("processor_config.json", "preprocessor_config.json")
 
 def read_image_settings(directory: Path | None, vision: VisionConfig) -> ImageSettings:
     """Of a checkpoint's directory; without such a file, the reference's defaults."""
-    for name in _FILES if directory is not None else ():
-        assert directory is not None
-        file = directory / name
+    for file in () if directory is None else (directory / name for name in _FILES):
         if file.is_file():
             try:
                 return ImageSettings.from_json(

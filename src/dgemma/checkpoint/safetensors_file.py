@@ -95,6 +95,13 @@ def read_into(entry: TensorEntry, target: Any, offset: int = 0) -> None:
             filled += got
 
 
+def same_content(first: TensorEntry, second: TensorEntry) -> bool:
+    """Whether two tensors have the same type, size and bytes."""
+    return (first.dtype, first.nbytes) == (second.dtype, second.nbytes) and all(
+        a == b for a, b in zip(read_chunks(first), read_chunks(second), strict=True)
+    )
+
+
 def rows_of(entry: TensorEntry, rows: slice) -> TensorEntry:
     """Neighbouring rows of a tensor, as an entry of their own."""
     row_bytes = entry.nbytes // entry.shape[0]

@@ -15,7 +15,7 @@ from dgemma.checkpoint.quantized.mlx import mlx_schemes, unstack_experts
 from dgemma.checkpoint.quantized.quantization_config import schemes_from_config
 from dgemma.checkpoint.quantized.schemes import QuantizationScheme
 from dgemma.checkpoint.quantized.tensor_index import QuantizedEntry, take_quantized
-from dgemma.checkpoint.safetensors_file import TensorEntry, read_chunks, read_entries
+from dgemma.checkpoint.safetensors_file import TensorEntry, read_entries, same_content
 from dgemma.errors import CheckpointError, ConfigError, suggestion
 from dgemma.gguf_file import is_gguf, read_gguf
 from dgemma.model.config import ModelConfig
@@ -134,16 +134,15 @@ def open_checkpoint(path: str | Path) -> CheckpointSource:
     kept_aside = [e for name, e in found.items() if name.startswith(VISION_PREFIXES)]
     if not kept_aside:  # a model of text only, whatever config.json says
         config = replace(config, vision=None)
-    vision = {entry.name: entry for entry in kept_aside}
+    vision: dict[str, TensorEntry] = {}
     for spec in vision_specs(config):
-        if spec.name in vision:
-            _check_entry(vision[spec.name], spec)
-        else:
+        if spec.name not in found:
             missing.append(spec.name)
-    known_vision = {spec.name for spec in vision_specs(config)}
+            continue
+        _check_entry(found[spec.name], spec)
+        vision[spec.name] = found[spec.name]
     extra = [name for name in found if not name.startswith(VISION_PREFIXES)]
     _refuse_missing_and_extra(directory, missing, extra, [spec.name for spec in specs])
-    vision = {name: entry for name, entry in vision.items() if name in known_vision}
     return CheckpointSource(directory, raw, config, entries, quantized, tied, kept_aside, vision)
 
 
@@ -238,10 +237,7 @@ def read_json(file: Path) -> dict[str, Any]:
 def check_tied_copies(source: CheckpointSource) -> None:
     """Refuse a checkpoint whose copies of a tied tensor differ."""
     for first, copy in source.tied:
-        same = first.dtype == copy.dtype and all(
-            a == b for a, b in zip(read_chunks(first), read_chunks(copy), strict=True)
-        )
-        if not same:
+        if not same_content(first, copy):
             raise CheckpointError(
                 f"{copy.file}: {copy.name!r} differs from {first.name!r}, but this model ties them. "
                 "dgemma supports tied checkpoints only."
@@ -254,7 +250,7 @@ def _read_index(directory: Path) -> dict[str, TensorEntry]:
     index = directory / "model.safetensors.index.json"
     if single.exists():
         return {entry.name: entry for entry in read_entries(single)}
-    if not index.exists():
+    if not index.is_file():
         pickles = sorted(f.name for f in directory.iterdir() if f.suffix in _PICKLE_SUFFIXES)
         if pickles:
             raise CheckpointError(
@@ -267,8 +263,8 @@ def _read_index(directory: Path) -> dict[str, TensorEntry]:
         raise CheckpointError(f"{index} has no weight_map; it is corrupt.")
     files: dict[str, Path] = {}
     for name, file_name in weight_map.items():
-        # Only plain names: an index must not reach outside its directory.
-        plain = isinstance(file_name, str) and file_name == Path(file_name).name
+        # Only plain names: an index must not reach outside its directory, or name what no file is called.
+        plain = isinstance(file_name, str) and file_name == Path(file_name).name and file_name.isprintable()
         if not plain or not file_name.endswith(".safetensors") or "\\" in file_name:
             raise CheckpointError(
                 f"{index}: tensor {name!r} points to {file_name!r}; only safetensors files beside "

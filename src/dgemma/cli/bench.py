@@ -15,7 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dgemma.cli.options import add_load_arguments, load_model, read_key_file
+from dgemma.cli.options import (
+    add_load_arguments,
+    check_checkpoint,
+    check_figure_file,
+    load_model,
+    read_key_file,
+)
 from dgemma.errors import InputError
 from dgemma.machine import inspect_machine, package_versions
 
@@ -85,15 +91,16 @@ def run(args: argparse.Namespace) -> int:
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
     if args.svg is not None:  # not after minutes of measuring
-        from dgemma.bench.report import check_can_draw
-
-        check_can_draw()
-        if not args.svg.parent.is_dir():
-            raise InputError(f"--svg {args.svg}: there is no directory {args.svg.parent}.")
-    if args.time_limit <= 0:
+        check_figure_file(args.svg)
+    if not args.time_limit > 0:
         raise InputError(f"--time-limit is {args.time_limit:g}; it must be more than 0 seconds.")
     if args.server is not None and args.predict is not None:
         raise InputError("--server and --predict are two things; give one of them.")
+    other = "--server" if args.server is not None else "--predict" if args.predict is not None else None
+    if args.svg is not None and other is not None:
+        raise InputError(f"--svg is for MODEL; with {other} there is no figure. Drop it.")
+    if args.predict is not None and args.model is not None:
+        raise InputError("--predict is for the released size; drop MODEL, or --predict.")
     if args.server is not None:
         return _measure_server(args)
     if args.predict is not None:
@@ -104,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure_model(args: argparse.Namespace) -> int:
-    from dgemma.bench.model_bench import BenchPlan, ModelBench
+    check_checkpoint(args.model)
+    from dgemma.bench.model_bench import BenchPlan, ModelBench  # imports torch
     from dgemma.bench.reference import TimedReference, load_reference
     from dgemma.bench.report import page, write_figure
     from dgemma.checkpoint.hub import resolve
@@ -137,9 +145,9 @@ def _measure_model(args: argparse.Namespace) -> int:
         "processor": machine.processor, "cores": machine.cores, "features": machine.cpu_features,
     }  # fmt: skip
     found["versions"] = {name: version for name, version in package_versions().items() if version}
+    _print(args, found, page)
     if args.svg is not None:
         write_figure(found, args.svg)
-    _print(args, found, page)
     return 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from dgemma.cli.options import (
     response_format_options,
 )
 from dgemma.cli.views.answer_view import open_answer_view, show_answer, stats
+from dgemma.durable_files import write_whole
 from dgemma.errors import DgemmaError, InputError, suggestion
 from dgemma.events import Answer
 from dgemma.params import GenerationParams
@@ -65,11 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_response_format_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, choose_weights: Callable[[], str] | None = None) -> int:
+    """choose_weights: the model to load in place of MODEL; called when all else is checked."""
     options = generation_options(args)
     of_images = image_options(args)
     images = [checked_path(path, "--image") for path in args.image or ()]
     response_format = response_format_options(args, reads_stdin=True)
+    if choose_weights is not None:
+        args.model = choose_weights()
     lm = load_model(args)
     if not lm.has_chat_template:
         raise InputError(f"{args.model} has no chat template; use `dgemma generate --raw`.")
@@ -247,10 +251,9 @@ class Conversation:
         path = Path(name).expanduser()
         if path.exists() and path not in self._saved:
             raise InputError(f"{path} exists; choose another name.")
+        content = json.dumps({"messages": self.messages}, indent=2, ensure_ascii=False) + "\n"
         try:
-            path.write_text(
-                json.dumps({"messages": self.messages}, indent=2, ensure_ascii=False) + "\n", "utf-8"
-            )
+            write_whole(path, content.encode())  # on a full disk what was saved before stays
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}. Choose another place.") from None
         self._saved.add(path)
@@ -262,9 +265,12 @@ class Conversation:
         path = Path(name).expanduser()
         try:
             found = json.loads(path.read_text("utf-8"))
+            json.dumps(found, ensure_ascii=False).encode()
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}. /save writes such a file.") from None
-        except ValueError:  # neither UTF-8 nor JSON
+        except UnicodeError:  # in the file, or as an escape of half a character
+            raise InputError(f"{path} holds text that is not UTF-8. /save writes such a file.") from None
+        except (ValueError, RecursionError):
             raise InputError(f"{path} is not JSON. /save writes such a file.") from None
         messages = found.get("messages") if isinstance(found, dict) else None
         if not isinstance(messages, list) or not all(map(_is_message, messages)):

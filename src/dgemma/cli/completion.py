@@ -36,12 +36,12 @@ class OptionWords:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandWords:
-    """A command. positionals: (name, what it is) in their order."""
+    """A command. positionals: (name, what it is, whether more of it may follow) in their order."""
 
     name: str
     help: str
     options: tuple[OptionWords, ...]
-    positionals: tuple[tuple[str, str], ...]
+    positionals: tuple[tuple[str, str, bool], ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +78,7 @@ def _command(name: str, parser: argparse.ArgumentParser) -> CommandWords:
             if action.option_strings
         ),
         positionals=tuple(
-            (str(action.metavar or action.dest), _value(action))
+            (str(action.metavar or action.dest), _value(action), action.nargs in ("*", "+"))
             for action in shown
             if not action.option_strings
         ),
@@ -195,7 +195,7 @@ def bash_script(found: list[CommandWords]) -> str:
         for option in command.options:
             if option.value:
                 values.setdefault(option.value, []).extend(f"{command.name} {name}" for name in option.names)
-        for number, (_, value) in enumerate(command.positionals):
+        for number, (_, value, _) in enumerate(command.positionals):
             if value != FILE:  # the rest
                 positionals.setdefault(value, []).append(f"{command.name} {number}")
     parts = {
@@ -249,9 +249,8 @@ def zsh_script(found: list[CommandWords]) -> str:
     ]
     for command in found:
         specs = [spec for option in command.options for spec in _zsh_options(option)]
-        for number, (name, value) in enumerate(command.positionals, start=1):
-            is_rest = number == len(command.positionals) and command.name == "train"
-            place = "*" if is_rest else str(number)
+        for number, (name, value, is_repeatable) in enumerate(command.positionals, start=1):
+            place = "*" if is_repeatable else str(number)
             specs.append(f"{place}:{_zsh_escaped(name)}:{_zsh_action(value)}")
         lines.append(f"                {command.name})")
         lines.append("                    _arguments \\")
@@ -301,7 +300,7 @@ def fish_script(found: list[CommandWords]) -> str:
         for option in command.options:
             names = " ".join(f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in option.names)
             lines.append(f"{begin} {names}{_fish_value(option.value)} -d {_fish_quoted(option.help)}")
-        for _, value in command.positionals:
+        for _, value, _ in command.positionals:
             if value != FILE:
                 lines.append(f"{begin}{_fish_positional(value)}")
     return "\n".join(lines) + "\n"

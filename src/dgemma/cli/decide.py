@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from dgemma.cli.options import (
     MODEL,
     add_model_arguments,
     add_positionals,
+    check_output_file,
     check_text,
     given_positionals,
     load_model,
@@ -160,13 +160,12 @@ def fit_calibration(args: argparse.Namespace, questions: Sequence[Question], opt
 
     examples = read_examples(args.examples, questions)
     _check_out(args.fit)
-    labelled = _judged(load_model(args), examples, questions, options)
+    lm = load_model(args)
+    with recording(lm, args.trace, "decide"):
+        labelled = _judged(lm, examples, questions, options)
     fitted, held_out = labelled[::2], labelled[1::2]
     calibration = fit(fitted)
-    try:
-        calibration.save(args.fit)
-    except OSError as error:
-        raise InputError(f"{args.fit} cannot be written: {error.strerror}.") from None
+    calibration.save(args.fit)
     halves = {"fitted": _figures(fitted, calibration), "held_out": _figures(held_out, calibration)}
     if args.json:
         print(json.dumps({"file": args.fit, "temperature": calibration.temperature, **halves}))
@@ -217,12 +216,10 @@ def _check_out(out: str) -> None:
     """Refuse a path that cannot be written, or that holds another kind of file, before long work."""
     from dgemma.tasks.calibration import Calibration
 
-    path = Path(out)
-    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK | os.X_OK):
-        raise InputError(f"{out} cannot be written; give the name of a file in a directory you may write.")
-    if path.exists():
+    check_output_file(out, "--fit")
+    if Path(out).exists():
         try:
-            Calibration.load(path)
+            Calibration.load(out)
         except InputError:
             raise InputError(f"{out} exists and is not a calibration; choose another name.") from None
 

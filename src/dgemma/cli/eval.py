@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dgemma.cli.options import add_generation_arguments, generation_options, load_model
+from dgemma.cli.options import (
+    add_generation_arguments,
+    check_checkpoint,
+    check_output_file,
+    generation_options,
+    load_model,
+    recording,
+)
 from dgemma.cli.views import tables
 from dgemma.cli.views.progress import FirstFailures, count_progress
 from dgemma.errors import InputError
@@ -61,8 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dgemma.evaluation.runner import Evaluation  # imports torch
-
     # Check everything that can be checked before a large model is loaded.
     options = generation_options(args)
     plan = EvaluationPlan(
@@ -77,16 +82,22 @@ def run(args: argparse.Namespace) -> int:
     _name_model_and_task(args)
     if args.task.startswith(LOSS):
         return _print_both_sides(args)
+    check_checkpoint(args.model)
     require_scipy()
     task = open_task(args.task)
     other = None if args.compare is None else read_results(args.compare)
+    if args.out is not None:
+        check_output_file(args.out, "--out")
     model = args.model if args.adapter is None else f"{args.model} with {args.adapter}"
-    evaluation = Evaluation(load_model(args), task, plan, out=args.out, model=model)
+    lm = load_model(args)
+    from dgemma.evaluation.runner import Evaluation  # imports torch: what is wrong is said before
+
+    evaluation = Evaluation(lm, task, plan, out=args.out, model=model)
     if evaluation.num_stored:
         print(f"going on from {args.out}, which has {evaluation.num_stored} results", file=sys.stderr)
     status = 0
     try:
-        with _progress(evaluation.total) as advance:
+        with recording(lm, args.trace, "eval"), _progress(evaluation.total) as advance:
             for result in evaluation.run():
                 advance(result, args.stats)
     except KeyboardInterrupt:
@@ -106,11 +117,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_both_sides(args: argparse.Namespace) -> int:
+    for name in ("out", "compare", "trace"):
+        if getattr(args, name) is not None:
+            raise InputError(f"--{name} is for answers; of {LOSS}FILE there are none. Drop it.")
+    lm = load_model(args)
     from dgemma.training.both_sides import measure_both_sides
 
-    sides = measure_both_sides(
-        load_model(args), args.task.removeprefix(LOSS), limit=args.limit, batch=args.batch
-    )
+    sides = measure_both_sides(lm, args.task.removeprefix(LOSS), limit=args.limit, batch=args.batch)
     print(json.dumps(sides.as_dict(), indent=2) if args.json else sides.report())
     return 0
 

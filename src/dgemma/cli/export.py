@@ -62,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
         export = plan_mlx(source, adapter, name=name)
     else:
         export = plan_export(source, adapter, to=args.to)
-    written = sum(file.stat().st_size for file in out.glob("*.safetensors")) if out.is_dir() else 0
-    check_disk(out, export.nbytes - written, "Choose another disk, or free some space.")
+    check_disk(out, export.nbytes, "Choose another disk, or free some space.")
     with byte_progress("exporting", export.nbytes) as advance:
         write_export(out, export, on_bytes=advance)
     print(f"{out}: {args.model} for {RUNTIMES.get(args.to, f'MLX in {name}')}, {export.nbytes / 1e6:,.1f} MB")

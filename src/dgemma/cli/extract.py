@@ -28,11 +28,12 @@ from dgemma.cli.options import (
     read_schema,
     recording,
 )
-from dgemma.cli.text_file import STDIN, read_text_file
+from dgemma.cli.text_file import STDIN, lines_of, read_text_file
 from dgemma.cli.views.answer_view import stats
 from dgemma.cli.views.terminal import printable
 from dgemma.errors import InputError, suggestion
 from dgemma.forms.record_types import RECORD_TYPES
+from dgemma.params import GenerationParams
 
 if TYPE_CHECKING:
     from dgemma import Extraction
@@ -74,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if not positionals or (len(positionals) == 1 and looks_like_a_model(positionals[0])):
         args.parser.error("no INPUT; give INPUT, or MODEL and INPUT")
     args.model, given = [MODEL, *positionals][-2:]
+    GenerationParams.make(seed=args.seed)
     schema = None
     if args.json_schema is not None:
         text = read_schema(args.json_schema, reads_stdin=given == STDIN)
@@ -120,7 +122,7 @@ def _print(found: Extraction, args: argparse.Namespace) -> None:
 
 def _messages(given: str, *, is_lines: bool) -> list[str]:
     text = _input(given)
-    messages = [line for line in text.splitlines() if line.strip()] if is_lines else [text]
+    messages = [line.rstrip("\r\n") for line in lines_of(text) if line.strip()] if is_lines else [text]
     if not any(message.strip() for message in messages):
         raise InputError(f"the input is {text!r}; it must hold some text.")
     return messages

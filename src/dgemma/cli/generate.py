@@ -9,7 +9,7 @@ import argparse
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dgemma.cli.images import add_image_arguments, content_of, image_options, read_images
@@ -62,7 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pin_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, choose_weights: Callable[[], str] | None = None) -> int:
+    """choose_weights: the model to load in place of MODEL; called when all else is checked."""
     check_model(args.model, args.prompt, "generate")
     options = generation_options(args)
     args.image_options, args.images = image_options(args), read_images(args.image)
@@ -71,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     if is_helper(args.tensor_parallel):
         return _help(args)
     prompt = _prompt(args)
+    if choose_weights is not None:
+        args.model = choose_weights()
     with joined_ranks(args.model, args.tensor_parallel, args.device, args.arguments) as ranks:
         lm = load_model(args, **ranks)
         return _answer(lm, prompt, args, options, response_format)

@@ -15,9 +15,8 @@ from dgemma.checkpoint.division import part_bytes
 from dgemma.checkpoint.hub import resolve, resolve_config
 from dgemma.checkpoint.parameter_count import ParameterCounts, count_parameters
 from dgemma.checkpoint.source import CheckpointSource, open_checkpoint, read_config, weights_path
-from dgemma.cli.views.progress import size_text
 from dgemma.gguf_file import is_gguf
-from dgemma.machine import memory_facts
+from dgemma.machine import memory_facts, size_text
 from dgemma.model.config import LayerKind, ModelConfig
 from dgemma.model.model_part import ModelPart
 

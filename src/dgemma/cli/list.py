@@ -16,7 +16,7 @@ from pathlib import Path
 from dgemma.checkpoint.bundled import PREFIX, bundled_names, bundled_path
 from dgemma.checkpoint.hub import EXAMPLE_NAME
 from dgemma.checkpoint.hub_cache import CachedModel, cache_directory, cached_models
-from dgemma.cli.views.progress import size_text
+from dgemma.machine import size_text
 
 EXAMPLES = "example:\n  dgemma list --json"
 

@@ -46,9 +46,9 @@ COMMANDS = {
     "completion": "a completion script for bash, zsh or fish",
 }
 
-# These import torch, which takes a second or two, before they can say anything.
+# These import torch, which takes a second or two, before they say more than that MODEL is not there.
 IMPORT_TORCH_FIRST = (
-    "serve", "run-batch", "train", "eval", "merge", "quantize", "export", "new", "doctor", "selfcheck",
+    "serve", "run-batch", "train", "merge", "quantize", "export", "new", "doctor", "selfcheck",
     "conform",
 )  # fmt: skip
 
@@ -128,8 +128,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.parser.error(f"unrecognized arguments: {' '.join(options or unknown)}")
     try:
         if args.command in IMPORT_TORCH_FIRST:
+            from dgemma.cli.options import check_checkpoint
             from dgemma.cli.views.progress import Notice
 
+            if getattr(args, "model", None) is not None:
+                check_checkpoint(args.model)
             with Notice(f"starting dgemma {args.command} ..."):
                 importlib.import_module("torch")
         status: int = args.run(args)

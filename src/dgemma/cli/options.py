@@ -8,15 +8,17 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from dgemma.cli.views.progress import Notice, byte_progress, print_line
 from dgemma.errors import DgemmaError, InputError
-from dgemma.machine import choose_threads, sample_cpu
+from dgemma.machine import choose_threads, sample_cpu, size_text
 from dgemma.params import DECODES, PRESETS, CanvasLen, GenerationParams
 from dgemma.structured_output.response_format import (
     MAX_FORMAT_CHARS,
@@ -28,6 +30,7 @@ from dgemma.structured_output.response_format import (
 
 if TYPE_CHECKING:
     from dgemma import LanguageModel
+    from dgemma.trace.trace import Trace
 
 
 SEED_PROMISE = "the same seed gives the same text, on this machine with as many --threads; with --exact, any"
@@ -171,25 +174,84 @@ def recording(lm: LanguageModel, file: str | None, command: str) -> Iterator[Non
     if file is None:
         yield
         return
-    if not Path(file).absolute().parent.is_dir():
-        raise InputError(f"--trace: there is no directory {Path(file).absolute().parent}.")
     with lm.record(command) as recorder:
         try:
             yield
         finally:
-            trace = recorder.trace()
-            try:
-                size = trace.save(file)
-            except OSError as error:
-                raise InputError(f"{file} cannot be written: {error.strerror}.") from None
-            print(
-                f"{trace.num_steps} steps recorded, {size / 1000:.1f} kB; watch them: "
-                f"dgemma trace show {shlex.quote(file)}",
-                file=sys.stderr,
-            )
+            _save_trace(recorder.trace(), file)
+
+
+def _save_trace(trace: Trace, file: str) -> None:
+    if not any(request.steps or request.commits for request in trace.requests):
+        print(f"nothing was generated: {file} is not written", file=sys.stderr)
+        return
+    try:
+        size = trace.save(file)
+    except OSError as error:
+        raise InputError(f"{file} cannot be written: {error.strerror}.") from None
+    print(
+        f"{trace.num_steps} steps recorded, {size / 1000:.1f} kB; watch them: "
+        f"dgemma trace show {shlex.quote(file)}",
+        file=sys.stderr,
+    )
+
+
+def check_trace(args: argparse.Namespace) -> None:
+    """Refuse now what could not be recorded after long work."""
+    if args.trace is None:
+        return
+    if getattr(args, "image", None):
+        raise InputError("--image cannot be recorded: a trace holds no images. Drop --trace, or --image.")
+    check_output_file(args.trace, "--trace", is_replaced=True)
+
+
+def check_output_file(path: str | Path, option: str, *, is_replaced: bool = False) -> None:
+    """Refuse now what could not be written after long work. Nothing is written, and nothing left behind.
+
+    is_replaced: a new file will take the place of an old one; else the old one is written into.
+    """
+    file = Path(path)
+    try:
+        mode = file.stat().st_mode
+    except FileNotFoundError:
+        mode = None
+        if not file.parent.is_dir():
+            raise InputError(f"{option} {path}: there is no directory {file.parent}.") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}.") from None
+    why = None
+    if mode is not None and stat.S_ISDIR(mode):
+        why = "Is a directory"
+    elif mode is not None and is_replaced and not stat.S_ISREG(mode):
+        why = "it is not a regular file"
+    elif mode is not None and not os.access(file, os.W_OK):
+        why = "it is read-only"
+    elif mode is None or is_replaced:
+        try:
+            with TemporaryFile(dir=file.parent):
+                pass
+        except OSError as error:
+            why = error.strerror
+    if why is not None:
+        raise InputError(f"{path} cannot be written: {why}.")
+
+
+def check_figure_file(path: Path) -> None:
+    """Refuse now a figure of --svg that could not be drawn or written."""
+    from dgemma.bench.report import check_can_draw
+
+    check_can_draw()
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kind, kinds = path.suffix.removeprefix("."), FigureCanvasBase.get_supported_filetypes()
+    if kind and kind.lower() not in kinds:
+        raise InputError(f"--svg {path}: the name can end in .svg, or one of {', '.join(sorted(kinds))}.")
+    check_output_file(path, "--svg")
 
 
 def load_model(args: argparse.Namespace, **options: Any) -> LanguageModel:
+    if "trace" in args:
+        check_trace(args)
     return load_with_progress(
         args.model,
         threads=args.threads,
@@ -228,6 +290,16 @@ def joined_ranks(model: str, size: int, device: str, arguments: list[str]) -> It
         yield {"mesh": mesh}
 
 
+def check_checkpoint(model: str) -> None:
+    """Refuse what is no checkpoint before torch is imported, which takes seconds; the hub is not asked."""
+    from dgemma.checkpoint.hub import is_on_hub, resolve
+    from dgemma.checkpoint.source import read_config
+    from dgemma.gguf_file import is_gguf
+
+    if not is_on_hub(model) and not is_gguf(path := resolve(model)):
+        read_config(path)
+
+
 def load_with_progress(
     model: str,
     *,
@@ -241,6 +313,7 @@ def load_with_progress(
 
     all_cores: use them also if others are busy on them: for a text or a figure that shall not depend on that.
     """
+    check_checkpoint(model)
     since = None if all_cores else sample_cpu()
     notice = None if quiet else Notice(f"loading {model} ...")
     import dgemma
@@ -425,14 +498,17 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, seed: int | None = N
     add_load_arguments(parser)
 
 
-def check_disk(out: Path, needed: int, remedy: str = "Choose a smaller preset, or --config-only.") -> None:
+def check_disk(out: Path, total: int, remedy: str = "Choose a smaller preset, or --config-only.") -> None:
+    """Refuse a checkpoint of `total` bytes that does not fit; what an interrupted run left counts."""
+    written = sum(file.stat().st_size for file in out.glob("*.safetensors")) if out.is_dir() else 0
+    needed = total - written
     place = out.absolute()
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
     if needed > free:
         raise DgemmaError(
-            f"the checkpoint needs {needed / 1e9:.1f} GB, {place} has {free / 1e9:.1f} GB free. {remedy}"
+            f"the checkpoint needs {size_text(needed)}, {place} has {size_text(free)} free. {remedy}"
         )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dgemma.cli.options import add_load_arguments, load_model
+from dgemma.cli.options import add_load_arguments, check_checkpoint, check_figure_file, load_model
 from dgemma.errors import InputError
 
 if TYPE_CHECKING:
@@ -78,8 +79,10 @@ def run(args: argparse.Namespace) -> int:
     for name in ("steps", "max_num_seqs", "requests"):
         if getattr(args, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1.")
-    if args.svg is not None and not args.svg.parent.is_dir():  # not after minutes of simulating
-        raise InputError(f"--svg {args.svg}: there is no directory {args.svg.parent}.")
+    if args.price is not None and not 0 <= args.price < math.inf:
+        raise InputError(f"--price is {args.price:g}; it must be at least 0.")
+    if args.svg is not None:  # not after minutes of simulating
+        check_figure_file(args.svg)
     if (args.model is None) == (args.hardware is None):
         raise InputError("what shall be planned? Give --hardware DEVICE, or MODEL to measure it here.")
     traffic = Traffic(
@@ -127,7 +130,8 @@ def _fleets(args: argparse.Namespace) -> tuple[str, dict[str, Fleet]]:
             kind: Fleet(shape=shape, replicas=1, steps=(args.steps,), **options)
             for kind, shape in shapes.items()
         }
-    from dgemma.engine.open import free_bytes
+    check_checkpoint(args.model)
+    from dgemma.engine.open import free_bytes  # imports torch
     from dgemma.plan.measure import measure_times
 
     args.seed = 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dgemma.checkpoint.hub import EXAMPLE_NAME, PullPlan, fetch, plan_pull
 from dgemma.cli.views.progress import byte_progress
+from dgemma.machine import size_text
 
 EXAMPLES = f"example:\n  dgemma pull {EXAMPLE_NAME}"
 
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     plan = plan_pull(args.name, revision=args.revision)
-    sizes = f"{len(plan.files)} files, {plan.total_bytes / 1e9:.2f} GB"
+    sizes = f"{len(plan.files)} files, {size_text(plan.total_bytes)}"
     rest = f"the copy in the cache is whole, but {plan.note}" if plan.note else _rest(plan.missing_bytes)
     print(f"{plan.name}: {sizes}; {rest}", file=sys.stderr, flush=True)
     try:
@@ -56,4 +57,4 @@ def fetch_with_progress(plan: PullPlan) -> Path:
 
 
 def _rest(missing_bytes: int) -> str:
-    return f"{missing_bytes / 1e9:.2f} GB to fetch" if missing_bytes else "nothing to fetch"
+    return f"{size_text(missing_bytes)} to fetch" if missing_bytes else "nothing to fetch"

@@ -63,9 +63,7 @@ def run(args: argparse.Namespace) -> int:
     plan = quantization_config_for(args.format, source.config)
     refuse_taken(Path(args.out))
     total = disk_bytes(shards_of(original, plan))
-    check_disk(
-        Path(args.out), total - _written(Path(args.out)), "Choose a format of fewer bits, or free some space."
-    )
+    check_disk(Path(args.out), total, "Choose a format of fewer bits, or free some space.")
     with byte_progress("quantizing", total) as advance:
         write_quantized(args.out, original, plan, on_bytes=advance)
     report, unavailable_reason = (
@@ -92,11 +90,6 @@ def run(args: argparse.Namespace) -> int:
 def _task(args: argparse.Namespace) -> Task[Any] | None:
     spec = args.task or next((name for name, model in BUNDLED_MODELS.items() if model == args.model), None)
     return None if spec is None else open_task(spec)
-
-
-def _written(out: Path) -> int:
-    """Bytes that an interrupted run has left."""
-    return sum(file.stat().st_size for file in out.glob("*.safetensors")) if out.is_dir() else 0
 
 
 def _report(

@@ -9,8 +9,8 @@ import argparse
 import sys
 
 from dgemma.checkpoint.hub_cache import plan_deletion
-from dgemma.cli.views.progress import size_text
 from dgemma.errors import InputError
+from dgemma.machine import size_text
 
 EXAMPLES = "example:\n  dgemma rm someone/a-model"
 

@@ -28,19 +28,21 @@ from dgemma.checkpoint.hub import (
 from dgemma.checkpoint.parameter_count import count_parameters
 from dgemma.checkpoint.source import read_config
 from dgemma.cli import chat, generate
-from dgemma.cli.images import add_image_arguments, read_images
+from dgemma.cli.images import add_image_arguments
 from dgemma.cli.options import (
     add_generation_arguments,
     add_pin_arguments,
     add_response_format_arguments,
+    check_checkpoint,
     check_model,
+    check_trace,
     pin_options,
 )
 from dgemma.cli.pull import fetch_with_progress
-from dgemma.cli.views.progress import Notice, byte_progress, print_line, size_text
+from dgemma.cli.views.progress import Notice, byte_progress, print_line
 from dgemma.errors import CheckpointError, InputError
 from dgemma.gguf_file import is_gguf
-from dgemma.machine import memory_facts
+from dgemma.machine import memory_facts, size_text
 
 if TYPE_CHECKING:
     import torch
@@ -87,12 +89,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_model(args.model, args.prompt, "run")
-    read_images(args.image)  # before weights are fetched
+    check_checkpoint(args.model)
+    check_trace(args)
     is_chat = args.prompt is None and sys.stdin.isatty() and not args.raw and not args.json
     if pin_options(args) and is_chat:
         raise InputError("--pins and --canvas are of one answer; give the prompt too.")
-    args.model = str(prepare(args.model, args.format, args.device))
-    return chat.run(args) if is_chat else generate.run(args)
+
+    def choose_weights() -> str:
+        return str(prepare(args.model, args.format, args.device))
+
+    return chat.run(args, choose_weights) if is_chat else generate.run(args, choose_weights)
 
 
 def prepare(model: str, wanted: str, device_name: str) -> Path:
@@ -105,7 +111,7 @@ def prepare(model: str, wanted: str, device_name: str) -> Path:
         device = check_device(device_name)
         choice = choose(
             model, config, wanted, free_bytes(device),
-            is_quantized=raw.get("quantization_config") is not None,
+            is_quantized=any(raw.get(name) is not None for name in ("quantization_config", "quantization")),
             stored_bytes=os.path.getsize(model) if is_gguf(model) and os.path.isfile(model) else None,
             published=lambda: published_quantized(model) if is_on_hub(model) else [],
         )  # fmt: skip

@@ -17,10 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from dgemma.cli.options import add_trace_argument, load_with_progress, recording, thread_count
+from dgemma.cli.options import (
+    add_trace_argument,
+    check_trace,
+    keep_undecodable_input,
+    load_with_progress,
+    recording,
+    thread_count,
+)
 from dgemma.cli.views.progress import Notice
 from dgemma.errors import InputError
 from dgemma.events import Draft, Finish
+from dgemma.params import GenerationParams
 from dgemma.sudoku.grid import EMPTY, Grid, check_puzzle
 from dgemma.sudoku.puzzles import BANDS, held_out
 from dgemma.sudoku.tokens import ANSWER_LEN, CELL_PLACES, UNKNOWN, answered_cells, solves, to_text
@@ -88,6 +96,12 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--tries is {args.tries}; it must be at least 1.")
     if not 0 <= args.pace <= 60:
         raise InputError(f"--pace is {args.pace:g}; it must be between 0 and 60 seconds.")
+    check_trace(args)
+    options: dict[str, Any] = {}
+    if args.max_denoising_steps is not None:
+        options["max_denoising_steps"] = args.max_denoising_steps
+    for seed in (args.seed, args.seed + args.tries - 1):
+        GenerationParams.make(seed=seed, **options)
     puzzle = _puzzle(args)
     check_puzzle(puzzle)
     tries: list[Try] = []
@@ -98,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         began = time.perf_counter()
         with recording(lm, args.trace, "solve"):
             while len(tries) < args.tries and not (tries and tries[-1].is_right):
-                tries.append(_ask(lm, puzzle, args, args.seed + len(tries), view))
+                tries.append(_ask(lm, puzzle, {**options, "seed": args.seed + len(tries)}, view))
         last = tries[-1]
         view.finish(last, _verdict(tries, time.perf_counter() - began - view.waited_s))
     if args.json:
@@ -121,12 +135,9 @@ def _puzzle(args: argparse.Namespace) -> Grid:
     return Grid.read(_text(args.puzzle))
 
 
-def _ask(lm: LanguageModel, puzzle: Grid, args: argparse.Namespace, seed: int, view: Any) -> Try:
-    options: dict[str, Any] = {"seed": seed, "max_tokens": ANSWER_LEN}
-    if args.max_denoising_steps is not None:
-        options["max_denoising_steps"] = args.max_denoising_steps
+def _ask(lm: LanguageModel, puzzle: Grid, options: dict[str, Any], view: LiveBoard | PlainBoard) -> Try:
     sure: tuple[bool, ...] = (False,) * 81
-    for event in lm.stream(to_text(puzzle), drafts=True, **options):
+    for event in lm.stream(to_text(puzzle), drafts=True, max_tokens=ANSWER_LEN, **options):
         if isinstance(event, Draft):
             sure = tuple(value <= SURE_NATS for value in _entropies(event))
             view.show(event)
@@ -134,7 +145,7 @@ def _ask(lm: LanguageModel, puzzle: Grid, args: argparse.Namespace, seed: int, v
             answer = event.answer
     cells = answered_cells(answer.text)
     is_sure = tuple(one and clue == EMPTY for one, clue in zip(sure, puzzle.cells, strict=True))
-    return Try(cells, seed, sum(answer.steps), solves(cells, puzzle), is_sure)
+    return Try(cells, options["seed"], sum(answer.steps), solves(cells, puzzle), is_sure)
 
 
 def _entropies(draft: Draft) -> list[float]:
@@ -144,6 +155,7 @@ def _entropies(draft: Draft) -> list[float]:
 
 def _text(given: str | None) -> str:
     if given is None or given == "-":
+        keep_undecodable_input()
         return sys.stdin.read(1 << 16)
     # A puzzle may be longer than a file's name can be.
     if len(given) < 81 or given.endswith((".txt", ".sdk", ".sudoku")):

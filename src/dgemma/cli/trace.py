@@ -1,6 +1,6 @@
 """Watch, draw, compare and replay recorded generations.
 
-`--trace FILE` of generate, chat, fill, edit, extract, decide and solve records one.
+`--trace FILE` of generate, chat, fill, edit, extract, decide, solve and eval records one.
 
   show FILE              play it on the terminal: play, pause, step, jump
   svg FILE OUT.svg       some of its steps as a picture; png and gif likewise
@@ -151,6 +151,7 @@ def _replay(trace: Trace, model: str | None, args: argparse.Namespace) -> int:
         dtype=args.dtype,
         device=args.device,
         exact=args.exact,
+        compile=args.compile,
         adapter=args.adapter,
     )
     again = lm.replay(trace)

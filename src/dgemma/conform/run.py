@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dgemma.checkpoint.hub import resolve
 from dgemma.conform.case import make_case
 from dgemma.conform.compare import Conformance, compare
 from dgemma.conform.geometries import GEOMETRIES, Geometry, write_geometry
@@ -25,8 +26,9 @@ def conform(
             place = Path(made) / str(number)
             place.mkdir()
             if geometry is None:
-                lm = load(str(model), dtype="float32", device="cpu")
-                (place / "checkpoint").symlink_to(Path(str(model)).absolute())
+                path = resolve(str(model))
+                lm = load(path, dtype="float32", device="cpu")
+                (place / "checkpoint").symlink_to(path.absolute())
             else:
                 lm = write_geometry(geometry, place / "checkpoint")
             name = str(model) if geometry is None else geometry.name

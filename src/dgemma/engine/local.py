@@ -34,6 +34,7 @@ class LocalEngine:
         self._engine = make_engine({None: stack}, kv_manager, limits, tokenizer=tokenizer)
         self._lock = threading.Lock()
         self._mail: dict[int, deque[Event | Failed]] = {}
+        self._left: deque[int] = deque()  # requests that nobody reads any more
 
     def run(self, requests: Sequence[EngineRequest]) -> Iterator[Event]:
         """The events of all requests as they happen. Validates at once; computes when it is read."""
@@ -71,10 +72,8 @@ class LocalEngine:
                 unfinished -= isinstance(event, Finish)
                 yield event
         finally:
-            with self._lock:
-                for request_id in request_ids:
-                    self._engine.cancel(request_id)
-                    del self._mail[request_id]
+            self._left += request_ids
+            self._cancel_left()
 
     def _step(self, mail: deque[Event | Failed]) -> None:
         with self._lock:
@@ -86,3 +85,18 @@ class LocalEngine:
                     outputs = self._engine.step()
                 for request_id, event in outputs:
                     self._mail[request_id].append(event)
+        self._cancel_left()
+
+    def _cancel_left(self) -> None:
+        """Cancel at once, or leave it to the thread that steps.
+
+        That may be this thread: the garbage collector closes a forgotten stream at any point of a step.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                while self._left:
+                    request_id = self._left.popleft()
+                    self._engine.cancel(request_id)
+                    self._mail.pop(request_id, None)
+            finally:
+                self._lock.release()

@@ -194,8 +194,8 @@ def validate_request(
             )
         pinned.check(config.vocab_size, max_tokens, canvas_len)
         decode = "diffuse"
-    if request.sampler is not None and request.sampler.unmask is not None:
-        _check_unmask(request, request.sampler, decode, config, canvas_len)
+    if request.sampler is not None:
+        _check_sampler(request, request.sampler, decode, config, canvas_len)
     if request.constraint is not None:
         _check_constraint(request.constraint, params, config.vocab_size, max_tokens, pinned)
     # The last token, or the last canvas, is never encoded.
@@ -237,9 +237,13 @@ def seeds_for(count: int, seeds: Sequence[int] | None, params: GenerationParams)
         # Short enough to be typed again.
         first = secrets.randbits(32) if params.seed is None else params.seed
         return tuple(first + row for row in range(count))
+    if not isinstance(seeds, Sequence):
+        raise InputError.about("seeds", f"is {seeds!r}; give a list of numbers, one for each prompt.")
     if len(seeds) != count:
         raise InputError.about("seeds", f"has {len(seeds)} numbers for {count} prompts; give one for each.")
     for seed in seeds:
+        if seed is None:
+            raise InputError.about("seeds", "has None; give a whole number for each prompt.")
         GenerationParams(seed=seed)  # checked like `seed`
     return tuple(seeds)
 
@@ -353,11 +357,17 @@ def _check_constraint(
     raise InputError("no text satisfies both the constraint and the pins.")
 
 
-def _check_unmask(
+def _check_sampler(
     request: EngineRequest, sampler: Sampler, decode: str, config: ModelConfig, canvas_len: int
 ) -> None:
-    """Raise if the request cannot be written by masked diffusion."""
-    assert sampler.unmask is not None
+    """Raise if the request cannot be written by a caller's sampler, such as one of masked diffusion."""
+    if type(sampler.num_steps) is not int or sampler.num_steps < 1:
+        raise InputError.about(
+            "sampler",
+            f"cannot run: its num_steps is {sampler.num_steps!r}; it must be a whole number of at least 1.",
+        )
+    if sampler.unmask is None:
+        return
     if config.mask_token is None:
         raise InputError.about(
             "sampler",
@@ -366,6 +376,12 @@ def _check_unmask(
         )
     if problem := sampler.unmask.problem(canvas_len, sampler.num_steps):
         raise InputError.about("sampler", f"unmasks positions, and {problem}")
+    if request.params.canvas_len == "auto" and sampler.unmask.block_len is not None:
+        raise InputError.about(
+            "canvas_len",
+            f'is "auto", and the sampler unmasks blocks of {sampler.unmask.block_len}; a shorter canvas need '
+            "not be whole blocks. Give a number, or leave out block_len.",
+        )
     if decode != "diffuse":
         raise InputError.about(
             "decode", f'is "{decode}", and the sampler unmasks positions; only decode "diffuse" does that.'

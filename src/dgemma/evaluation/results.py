@@ -156,12 +156,15 @@ class ResultsFile:
     def _open(self) -> LineFile:
         try:
             file = LineFile(self.path)
-            before, now = (0 if run is None else run.size for run in (self.stored, stored_run(self.path)))
-            if now != before:  # another process wrote after `stored` was read and before the lock
+            try:
+                before, now = (0 if run is None else run.size for run in (self.stored, stored_run(self.path)))
+                if now != before:  # another process wrote after `stored` was read and before the lock
+                    raise InputError(f"{self.path} was changed meanwhile; run it again.", field="out")
+                if self.path.is_file():
+                    file.truncate(now)  # remove a torn end
+            except (OSError, InputError):
                 file.close()
-                raise InputError(f"{self.path} was changed meanwhile; run it again.", field="out")
-            if self.path.is_file():
-                file.truncate(now)  # remove a torn end
+                raise
         except OSError as error:
             raise InputError(f"{self.path} cannot be written: {error.strerror}.", field="out") from None
         return file
@@ -170,9 +173,12 @@ class ResultsFile:
 def stored_run(path: str | Path) -> StoredRun | None:
     """The content of the file at `path`; None if it does not exist, is empty, or is a torn first line."""
     path = Path(path)
-    if not path.exists() or not path.stat().st_size:
-        return None
-    content = path.read_bytes()
+    try:
+        if not path.exists() or not path.stat().st_size:
+            return None
+        content = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
     if content.startswith(_BEGINNING) and not whole_lines(content):
         return None
     return read_results(path)
@@ -184,7 +190,7 @@ def read_results(path: str | Path) -> StoredRun:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.", field="path") from None
+        raise _unreadable(path, error) from None
     whole = whole_lines(data)
     header, *lines = whole.split(b"\n")[:-1] or [b""]
     try:
@@ -208,6 +214,10 @@ def read_results(path: str | Path) -> StoredRun:
             ) from None
         results[result.number] = result
     return StoredRun(model=str(model), settings=settings, results=results, size=len(whole))
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path} cannot be read: {error.strerror}.", field="path")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

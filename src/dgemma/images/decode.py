@@ -135,7 +135,7 @@ def image_format(head: bytes, limits: ImageLimits) -> str:
     what = "is in a format that is not read" if found is None else f"is {found}, which is not read"
     raise InputError.about(
         "image",
-        f"{what}; give {', '.join(limits.formats[:-1])} or {limits.formats[-1]}.",
+        f"{what}; give {' or '.join(filter(None, (', '.join(limits.formats[:-1]), limits.formats[-1])))}.",
         code="invalid_image_format",
     )
 

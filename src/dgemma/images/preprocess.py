@@ -75,7 +75,7 @@ class ImageSettings:
             if found is not None and found != value:
                 raise ConfigError(f"image processor: {name} is {found!r}; dgemma supports only {value!r}.")
         budget = fields.get("max_soft_tokens", DEFAULT_TOKEN_BUDGET)
-        if budget not in TOKEN_BUDGETS:
+        if type(budget) is not int or budget not in TOKEN_BUDGETS:
             raise ConfigError(
                 f"image processor: max_soft_tokens is {budget!r}; it must be one of "
                 f"{', '.join(map(str, TOKEN_BUDGETS))}."
@@ -140,12 +140,6 @@ def resized_size(width: int, height: int, settings: ImageSettings) -> tuple[int,
         new_height, new_width = min(height // width, settings.max_tokens) * side, side
     assert 0 < new_height * new_width <= budget_px
     return new_width, new_height
-
-
-def num_image_tokens(width: int, height: int, settings: ImageSettings) -> int:
-    """Soft tokens of an image of this size in pixels."""
-    new_width, new_height = resized_size(width, height, settings)
-    return (new_width // settings.token_side) * (new_height // settings.token_side)
 
 
 def cut_patches(image: RgbImage, settings: ImageSettings) -> ImagePatches:

@@ -54,7 +54,9 @@ def find_compiler() -> str | None:
 
 def load_kernel(source: Path, flags: Sequence[str], *, needs: Sequence[str], title: str) -> ctypes.CDLL:
     """The library of one C++ file, for a processor that has the instruction sets `needs`, called `title`."""
-    if platform.system() != "Linux" or not cpu_flags().issuperset(needs):
+    if (system := platform.system()) != "Linux":
+        raise NoKernelError(f"kernels are compiled on Linux only, and this is {system}")
+    if not cpu_flags().issuperset(needs):
         raise NoKernelError(f"this processor has no {title}")
     compiler = find_compiler()
     if compiler is None:

@@ -13,6 +13,7 @@ from dgemma.model.vision_config import VisionConfig
 
 # Far above any model of this family; a larger number in a file is an error or an attack.
 _LARGEST = {"layers": 1024, "size": 1 << 20, "vocabulary": 1 << 24, "positions": 1 << 32}
+_MOST_DIGITS = 20  # of a layer's number, zeros in front included
 
 
 # Per-layer field -> the field that sets it for every full-attention layer.
@@ -282,8 +283,9 @@ def _per_layer_config(text: ConfigFields, num_layers: int) -> dict[int, dict[str
         raise ConfigError(f"text_config: per_layer_config is {shown_kind(raw)}; it must be an object.")
     overrides: dict[int, dict[str, Any]] = {}
     for key, values in raw.items():
-        # Keys are zero-padded from ten layers on: "05" is layer 5.
-        if not key.isdecimal() or int(key) >= num_layers or not isinstance(values, dict):
+        # Keys are zero-padded from ten layers on: "05" is layer 5. Python reads no number of 5,000 digits.
+        is_layer = key.isdecimal() and len(key) <= _MOST_DIGITS and int(key) < num_layers
+        if not is_layer or not isinstance(values, dict):
             raise ConfigError(f"text_config: per_layer_config[{key!r}] does not name a layer.")
         unknown = sorted(set(values) - set(_GLOBAL_FIELDS))
         if unknown:

@@ -42,7 +42,10 @@ class ConfigFields:
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{self._where}: {name} is {value!r}; it must be a number.")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{self._where}: {name} is too large for a number.") from None
 
     def flag(self, name: str, *, default: bool) -> bool:
         value = self._raw.get(name)

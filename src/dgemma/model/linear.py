@@ -1,9 +1,8 @@
 """Linear layers. A `Linear` is one linear map; an `ExpertLinear` is one linear map per expert (MoE).
 
 The plain classes here hold a tensor in the model's dtype. Quantized and LoRA linears implement the same
-methods, so no layer depends on how a weight is stored. Tensor parallelism would be added here as well: a
-layer reads its head count and width from `out_features`, so a column shard has fewer of them, and a row shard
-sums in its `multiply`.
+methods, so no layer depends on how a weight is stored. On one of several ranks a linear holds some rows or
+some columns of the whole weight (`ModelPart`); layers sum what the ranks contribute.
 """
 
 from __future__ import annotations

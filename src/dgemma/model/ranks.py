@@ -151,8 +151,9 @@ class GroupRanks(Ranks):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # of torch.distributed: the connection or the time has ended
+            reason, _, _ = str(error).partition("\n")
             raise RankError(
-                f"rank {self.rank} of {self.size} lost the others: {str(error).splitlines()[0]} "
+                f"rank {self.rank} of {self.size} lost the others: {reason} "
                 "All processes of this model end; start it again."
             ) from error
 

@@ -174,24 +174,27 @@ class _Simulation:
     def _expect_next(self) -> None:
         following = next(self._beginnings, None)
         if following is not None and following.arrived <= self._last_arrival:
-            self._at(following.arrived, lambda at: self._arrive(following, at))
 
-    def _arrive(self, request: TrafficRequest, now: float) -> None:
-        self._route(request, now)
-        self._expect_next()
+            def begin(now: float) -> None:
+                self._arrive(following, now)
+                self._expect_next()
+
+            self._at(following.arrived, begin)
+
+    def _arrive(self, answer: TrafficRequest, now: float) -> None:
+        canvas_len = self._fleet.shape.canvas_len
+        if canvas_len is None:
+            answer.steps = [answer.length]
+        elif not answer.steps:
+            answer.steps = canvases_of(answer.length, canvas_len, self._fleet.steps, self._random)
+        self._pending += answer.arrived >= self._warm_up_s
+        self._route(answer, now)
 
     def _route(self, answer: TrafficRequest, now: float) -> None:
-        if not answer.attempts:
-            canvas_len = self._fleet.shape.canvas_len
-            if canvas_len is None:
-                answer.steps = [answer.length]
-            elif not answer.steps:
-                answer.steps = canvases_of(answer.length, canvas_len, self._fleet.steps, self._random)
-            self._pending += answer.arrived >= self._warm_up_s
-        answer.attempts += 1
         if not self._open:
             self._unrouted.append(answer)
             return
+        answer.attempts += 1
         number = self._choose(answer)
         replica = self._replicas[number]
         self._loads[number] += 1
@@ -248,7 +251,7 @@ class _Simulation:
             self._is_given_up = self._give_up(found)
         following = self._arrivals.next_turn(answer, now)
         if following is not None and following.arrived <= self._last_arrival:
-            self._at(following.arrived, lambda at: self._route(following, at))
+            self._at(following.arrived, lambda at: self._arrive(following, at))
 
     # Replicas
 
@@ -264,7 +267,6 @@ class _Simulation:
             self._at(dies, lambda at: self._fail(number, at))
         waiting, self._unrouted = self._unrouted, []
         for answer in waiting:
-            answer.attempts -= 1 if answer.attempts > 1 else 0
             self._route(answer, now)
 
     def _close_replica(self, number: int, now: float) -> None:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dgemma.errors import InputError
+from dgemma.bench.report import check_can_draw
 from dgemma.plan.planner import Goal, Plan, SizedFleet, Unreachable, dearer_from
 from dgemma.plan.traffic import Traffic
 
@@ -74,11 +74,10 @@ def _verdict(plans: list[Plan]) -> list[str]:
 
 def draw(plans: list[Plan], path: Path) -> None:
     """How fast the answers come, and the price by load: SVG, or what the name ends in."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError('a figure needs matplotlib; run: pip install "dgemma[plot]"') from None
+    check_can_draw()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     sized = [plan for plan in plans if isinstance(plan, SizedFleet)]
     with rc_context({"svg.hashsalt": "dgemma", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=(9, 3.4), layout="constrained")

@@ -84,14 +84,6 @@ class SimulatedReplica:
     def load(self) -> int:
         return len(self._written)
 
-    @property
-    def num_running(self) -> int:
-        return self._scheduler.num_running
-
-    @property
-    def num_waiting(self) -> int:
-        return self._scheduler.num_waiting
-
     def submit(self, answer: TrafficRequest, now: float) -> None:
         """Begins with the next step. Call `plan` when no step is under way."""
         canvas_len = self._shape.canvas_len

@@ -11,6 +11,7 @@ from itertools import accumulate
 from dgemma.errors import InputError
 
 _DAY_S = 86_400.0
+_MOST_SPREAD = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,8 @@ class Traffic:
                 raise InputError.about(name, f"is {getattr(self, name)}; it must be at least {least}.")
         if not 0 < self.rate < math.inf:
             raise InputError.about("rate", f"is {self.rate}; it must be more than 0.")
+        if not 0 <= self.spread <= _MOST_SPREAD:
+            raise InputError.about("spread", f"is {self.spread}; it must be from 0 to {_MOST_SPREAD:g}.")
         if not 0 <= self.shared < self.prompt:
             raise InputError.about("shared", f"is {self.shared}; it must be less than the prompt's tokens.")
         if not 0 <= self.daily < 1:

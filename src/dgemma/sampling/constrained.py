@@ -2,13 +2,11 @@
 
 Gives the most likely string of the language, one sampled string, and the distribution of each position given
 the language. The vocabulary is scanned once. The logits of live tokens (those that some transition takes) are
-kept,
-tokens of one class adjacent: the one place where the logits of a canvas are held. Classes are summed up, and
-`forward_backward` weighs the strings.
+kept, tokens of one class adjacent: the one place where the logits of a canvas are held. Classes are summed
+up, and `forward_backward` weighs the strings.
 
 The soft embedding is not conditioned on the language. It is the model's own distribution at each position,
-among
-live tokens: the model was trained on its own predictions, and conditioning on whole strings misleads it
+among live tokens: the model was trained on its own predictions, and conditioning on whole strings misleads it
 (`docs/structured-output.md` has figures).
 """
 
@@ -26,6 +24,7 @@ from torch import Tensor
 from dgemma.sampling.forward_backward import (
     Bools,
     ClassDFA,
+    Floats,
     backward,
     class_dfa,
     marginals,
@@ -38,9 +37,8 @@ from dgemma.sampling.top_k import TopK
 from dgemma.sampling.vocab_scan import BLOCK, CHUNK, Terms, VocabHead, VocabScan, logits_of
 
 # Shapes: live = tokens that some transition takes, classes and states of the DFA; in a scan, span = positions
-# of
-# the one canvas that the constraint covers. Logits are scaled, fp32. Live logits are [live, span]: reordering
-# tokens by class and back is fast with rows.
+# of the one canvas that the constraint covers. Logits are scaled, fp32. Live logits are [live, span]:
+# reordering tokens by class and back is fast with rows.
 
 
 @dataclass(frozen=True)
@@ -133,6 +131,9 @@ def vocab_dfa(
 
 NEVER = float("-inf")
 
+# Of sums over classes, by type of device, where it is not float64: Apple's GPU has none.
+DTYPE_OF_SUMS = {"mps": torch.float32}
+
 # Penalty of tokens below the top-k or top-p floor: sampled only where the language leaves nothing else.
 _LAST_RESORT = 1000.0
 
@@ -164,7 +165,7 @@ def scan_constrained(
         _pin(live_logits, pins, constraint)
     sums = _class_sums(live_logits, vocab_dfa)
     positions = torch.arange(hidden.shape[1], device=hidden.device)[span]
-    emissions, tops = sums.log_mass.cpu().numpy(), sums.top.cpu().numpy()
+    emissions, tops = _to_numpy(sums.log_mass), _to_numpy(sums.top)
     # Strings are compared with each other: a constant per position cancels, and would make sums large.
     level = emissions.max(1, keepdims=True)
     level[level == NEVER] = 0.0
@@ -179,13 +180,13 @@ def scan_constrained(
     sampled = argmax
     if key is not None and bool(temperature > 0):
         numbers = torch.arange(dfa.num_classes, device=live_logits.device).expand(1, len(positions), -1)
-        races = race_times(key, NoiseStream.CLASS_RACE, numbers, positions)[0].double().cpu().numpy()
+        races = _to_numpy(race_times(key, NoiseStream.CLASS_RACE, numbers, positions)[0])
         chosen = torch.from_numpy(sample_path(dfa, emissions, constraint.start_state, betas, races)).to(
             live_logits.device
         )
         sampled = _sample_tokens(live_logits, vocab_dfa, sums, chosen, key, positions)
     with np.errstate(divide="ignore"):
-        log_shares = torch.from_numpy(np.log(shares)).to(live_logits.device)
+        log_shares = _from_numpy(np.log(shares), live_logits.device)
     entropy = _entropy(log_shares, sums)
     # The log-probability of each class's most likely token: conditioned on the language, and unconditioned.
     alive = sums.top > NEVER
@@ -215,9 +216,24 @@ def scan_constrained(
     )
 
 
+def _dtype_of_sums(device: torch.device) -> torch.dtype:
+    return DTYPE_OF_SUMS.get(device.type, torch.float64)
+
+
+def _to_numpy(values: Tensor) -> Floats:
+    """On the host, in 64 bits."""
+    return values.cpu().numpy().astype(np.float64, copy=False)
+
+
+def _from_numpy(values: Floats, device: torch.device) -> Tensor:
+    """On the device, in the dtype of its sums."""
+    is_float32 = _dtype_of_sums(device) is torch.float32
+    return torch.from_numpy(values.astype(np.float32 if is_float32 else np.float64, copy=False)).to(device)
+
+
 @dataclass(frozen=True)
 class _VocabClassSums:
-    """Sums over each class [span, classes], in 64 bits, and over each chunk of its tokens [chunks, span]."""
+    """Sums over each class [span, classes], and over each chunk of its tokens [chunks, span]."""
 
     log_mass: Tensor
     top: Tensor  # logit of its most likely token
@@ -282,13 +298,11 @@ def _class_sums(live_logits: Tensor, vocab_dfa: VocabDFA) -> _VocabClassSums:
     alive = peak > NEVER
 
     def spread(values: Tensor, missing: float) -> Tensor:
-        whole = values.new_full(
-            (live_logits.shape[1], vocab_dfa.dfa.num_classes), missing, dtype=torch.float64
-        )
-        whole[:, list(vocab_dfa.order)] = values.double().T
+        whole = mass.new_full((live_logits.shape[1], vocab_dfa.dfa.num_classes), missing)
+        whole[:, list(vocab_dfa.order)] = values.to(mass.dtype).T
         return whole
 
-    log_mass = torch.where(alive, peak.double() + mass.log(), NEVER)
+    log_mass = torch.where(alive, peak.to(mass.dtype) + mass.log(), NEVER)
     entropy = torch.where(alive, mass.log() - moment / mass, 0.0)
     counts = [1] * num_small + [part.chunk_top.shape[0] for part in parts[1:]]
     ends = list(accumulate(counts))
@@ -309,7 +323,7 @@ class _ClassSums(NamedTuple):
     """Some classes; [classes, span], and [chunks, span] of their chunks, relative to their tops."""
 
     top: Tensor
-    mass: Tensor  # relative to the top, 64 bits
+    mass: Tensor  # relative to the top, in the dtype of sums
     moment: Tensor  # sum of shares times logits, relative to it too
     chunk_top: Tensor
     chunk_mass: Tensor
@@ -321,8 +335,8 @@ def _small_class_sums(live_logits: Tensor, group: Tensor) -> _ClassSums:
     top = live_logits.new_full((count, live_logits.shape[1]), NEVER)
     top.scatter_reduce_(0, group[:, None].expand_as(live_logits), live_logits, "amax")
     finite = torch.where(top > NEVER, top, 0.0)
-    shares = live_logits.sub_(finite[group]).exp().double()
-    mass = torch.zeros_like(top, dtype=torch.float64).index_add_(0, group, shares)
+    shares = live_logits.sub_(finite[group]).exp().to(_dtype_of_sums(live_logits.device))
+    mass = torch.zeros_like(top, dtype=shares.dtype).index_add_(0, group, shares)
     shares *= live_logits.clamp(min=-1e4)  # a forbidden token's share is zero
     moment = torch.zeros_like(mass).index_add_(0, group, shares)
     return _ClassSums(top, mass, moment, top - finite, mass.float())
@@ -334,13 +348,14 @@ def _large_class_sums(live_logits: Tensor) -> _ClassSums:
     tops = torch.stack([tokens.amax(0) for tokens in chunks])
     top = tops.amax(0)
     finite = torch.where(top > NEVER, top, 0.0)
-    masses, moment = [], torch.zeros_like(top, dtype=torch.float64)
+    dtype = _dtype_of_sums(live_logits.device)
+    masses, moment = [], torch.zeros_like(top, dtype=dtype)
     for tokens in chunks:
         shares = tokens.sub_(finite).exp()
         masses.append(shares.sum(0))
         moment += shares.mul_(tokens.clamp(min=-1e4)).sum(0)
     chunk_mass = torch.stack(masses)
-    mass = chunk_mass.sum(0, dtype=torch.float64)
+    mass = chunk_mass.sum(0, dtype=dtype)
     return _ClassSums(top[None], mass[None], moment[None], tops - finite, chunk_mass)
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from dgemma.checkpoint.device import check_device
 from dgemma.errors import InputError, RankError
 from dgemma.machine import choose_threads
 
@@ -34,8 +35,17 @@ def joined(size: int, device: str, arguments: list[str], *, option: str) -> Iter
 
     option: that gave the size.
     """
+    kind = check_device(device).type
+    if kind not in ("cpu", "cuda"):
+        raise InputError.about(
+            option, f"is {size}; device {kind!r} runs one process only. Give 1, or choose device cpu."
+        )
     with ExitStack() as stack:
         if "WORLD_SIZE" not in os.environ:
+            if kind == "cuda" and size > (num_gpus := torch.cuda.device_count()):
+                raise InputError.about(
+                    option, f"is {size}; this machine has {num_gpus} GPUs. Give at most as many."
+                )
             store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dgemma-"))) / "ranks"
             stack.callback(_restore, dict(os.environ))
             os.environ.update(_environment(0, size, store))
@@ -45,7 +55,8 @@ def joined(size: int, device: str, arguments: list[str], *, option: str) -> Iter
             raise InputError.about(
                 option, f"is {size}, but {started} processes were started. Give the same number."
             )
-        kind = _device_type(device)
+        else:
+            _check_started(kind)
         if kind == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         rank = int(os.environ["RANK"])
@@ -67,17 +78,20 @@ def joined(size: int, device: str, arguments: list[str], *, option: str) -> Iter
 def _started(size: int, store: Path, arguments: list[str]) -> Iterator[None]:
     """Copies of this command as the other ranks. They end with this block, or when this process does."""
     code = "import sys; from dgemma.cli.main import main; sys.exit(main())"
-    others = [
-        subprocess.Popen(  # noqa: S603
-            [sys.executable, "-c", code, *arguments],
-            env=os.environ | _environment(rank, size, store),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for this process
-        )
-        for rank in range(1, size)
-    ]
+    others: list[subprocess.Popen[bytes]] = []
     try:
+        for rank in range(1, size):
+            try:
+                other = subprocess.Popen(  # noqa: S603
+                    [sys.executable, "-c", code, *arguments],
+                    env=os.environ | _environment(rank, size, store),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for this process
+                )
+            except OSError as error:
+                raise RankError(f"rank {rank} of {size} cannot be started: {error.strerror}.") from None
+            others.append(other)
         yield
     finally:
         for other in others:
@@ -110,7 +124,16 @@ def _restore(environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
 
 
-def _device_type(device: str) -> str:
-    if device in ("auto", "gpu"):
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device).type
+def _check_started(kind: str) -> None:
+    """Raise `InputError` if what started this process did not say what a rank needs to know."""
+    needed = ["RANK"]
+    if kind == "cuda":
+        needed.append("LOCAL_RANK")
+    if _STORE not in os.environ:
+        needed += ["MASTER_ADDR", "MASTER_PORT"]
+    for name in needed:
+        if name not in os.environ:
+            raise InputError(
+                f"WORLD_SIZE is set, but {name} is not. "
+                "Let torchrun start the processes, or unset WORLD_SIZE."
+            )

@@ -26,7 +26,7 @@ from dgemma.engine.service import (
     ServedModel,
 )
 from dgemma.errors import DgemmaError
-from dgemma.events import CanvasStep, Commit, Draft, Finish
+from dgemma.events import CanvasStep, Commit, Draft, Finish, PromptScored
 
 _LOG = logging.getLogger(__name__)
 _MAX_ATTEMPTS = 5
@@ -128,6 +128,7 @@ class _PassedOn:
     """What the caller has of a request, over all attempts."""
 
     is_accepted: bool = False
+    is_scored: bool = False
     commits: list[Commit] = field(default_factory=list)
     _repeated: int = 0  # commits of this attempt that the caller has
 
@@ -135,6 +136,9 @@ class _PassedOn:
         if isinstance(event, Accepted):
             self._repeated = 0
             first, self.is_accepted = not self.is_accepted, True
+            return first
+        if isinstance(event, PromptScored):
+            first, self.is_scored = not self.is_scored, True
             return first
         if isinstance(event, Commit):
             if self._repeated == len(self.commits):

@@ -21,7 +21,7 @@ from dgemma.server.plan import AnyServingPlan, EngineUsage, TaskOutcome
 from dgemma.server.protocol import ErrorResponse, RequestModel, ResponseModel, TraceChunk, TracedResponse
 from dgemma.server.serving import ServingContext
 from dgemma.server.state import ServerState
-from dgemma.server.validation import Unsupported
+from dgemma.server.validation import Unsupported, flattened
 from dgemma.structured_output.constraint import Constraint
 from dgemma.tasks.rounds import Ended, Rounds, advance
 from dgemma.trace.trace_writer import Line
@@ -269,6 +269,7 @@ async def prepare(
 
     on_bytes: called with the bytes of images before they are kept, or with less than none; may raise.
     """
+    body = flattened(body)
     context = await with_images(state, endpoint, body, record, on_bytes)
     plan = await asyncio.to_thread(endpoint.create, context, body)
     if body.get("trace") is True and not state.settings.traces:

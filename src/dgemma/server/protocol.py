@@ -12,8 +12,8 @@ from dgemma.params import DECODES, MAX_STEPS, MAX_STOP_STRING_LEN, MAX_STOP_STRI
 
 # Requests
 
-# Upper bound of integers without a rule of their own: a signed 64-bit number.
-MAX_INT = (1 << 63) - 1
+# Upper bound of integers without a rule of their own: the one of `GenerationParams`.
+MAX_INT = 1 << 62
 MAX_END_TOKENS = 64
 # Upper bound of real numbers without a rule of their own: larger values make no difference.
 MAX_REAL = 1e9

@@ -19,6 +19,7 @@ from dgemma.server.protocol import ReplyFields
 from dgemma.server.response_format import RequestedFormat
 from dgemma.server.serving import GenerationInfo, Prompts, ServingBase, check_end_tokens
 from dgemma.structured_output.response_format import TextFormat, tool_call_format
+from dgemma.text.messages import MAX_TOOLS
 
 # Other servers' levels of effort: here thinking is on or off.
 EFFORT_OFF = ("none", "instant")
@@ -124,7 +125,8 @@ def check_tool_choice(must_call: bool, named: str | None, tools: Sequence[str]) 
 def check_named_tool(name: str, known: Sequence[object]) -> None:
     """Refuse a tool_choice whose tool is not among `known`."""
     if name not in known:
-        hint = suggestion(name[:60], [each for each in known if isinstance(each, str)])
+        # The tools were not counted yet.
+        hint = suggestion(name[:60], [each for each in known[:MAX_TOOLS] if isinstance(each, str)])
         raise invalid(
             f"tool_choice names the function {shown(name)}, which is not among tools{hint}", "tool_choice"
         )

@@ -28,6 +28,7 @@ from dgemma.server.http.log import LOGGER, configure_log
 from dgemma.server.http.settings import Settings
 from dgemma.server.playground import PlaygroundFacts
 from dgemma.server.text import TextService
+from dgemma.tasks.calibration import Calibration
 
 # Requests that still run after draining have passed their time limit.
 _END_WITHIN_S = 2
@@ -179,8 +180,10 @@ class DrainingServer(uvicorn.Server):
 
 
 def check_files(settings: Settings) -> None:
-    """Refuse key and certificate files that cannot be used, and defaults, before a large model is loaded."""
+    """Refuse files that cannot be used, and defaults, before a large model is loaded."""
     read_defaults(settings.defaults)
+    if settings.calibration is not None:
+        Calibration.load(settings.calibration)
     if settings.api_key_file is not None:
         read_keys(settings.api_key_file)
     if settings.tls_cert is None:

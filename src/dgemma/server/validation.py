@@ -56,11 +56,25 @@ UNSUPPORTED_GRAMMARS = dict.fromkeys(("grammar", "guided_grammar"), GRAMMAR)
 NO_STREAM = Unsupported("the answer comes whole", (False,))
 
 
+def flattened(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body with the fields of `extra_body`, the object in which Mercury's client sends `extra_params`."""
+    extra = body.get("extra_body", {})
+    if not isinstance(extra, dict):
+        raise invalid(f"extra_body is {shown(extra)}; it must be an object of more fields.", "extra_body")
+    twice = sorted(extra.keys() & body.keys())
+    if twice:
+        raise invalid(f"{twice[0]} is given in the body and in extra_body; give it once.", twice[0])
+    fields = {name: value for name, value in body.items() if name != "extra_body"}
+    return {**fields, **{name: value for name, value in extra.items() if value is not None}}
+
+
 def read_fields(
     kind: type[Request], body: Mapping[str, Any], unsupported: Mapping[str, Unsupported]
 ) -> Request:
-    """The validated request; raises an ApiError for the first thing that is wrong with the body."""
-    body = _flattened(body)
+    """The validated request; raises an ApiError for the first thing that is wrong with the body.
+
+    body: as `flattened` returns it.
+    """
     # Unknown names first: a wrong value may follow from a misspelt name.
     for name in body:
         if name not in kind.model_fields and name not in unsupported:
@@ -136,18 +150,6 @@ def _without_unsupported(body: Mapping[str, Any], unsupported: Mapping[str, Unsu
                 rule.code,
             )
     return kept
-
-
-def _flattened(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body with the fields of `extra_body`, the object in which Mercury's client sends `extra_params`."""
-    extra = body.get("extra_body", {})
-    if not isinstance(extra, dict):
-        raise invalid(f"extra_body is {shown(extra)}; it must be an object of more fields.", "extra_body")
-    twice = sorted(extra.keys() & body.keys())
-    if twice:
-        raise invalid(f"{twice[0]} is given in the body and in extra_body; give it once.", twice[0])
-    fields = {name: value for name, value in body.items() if name != "extra_body"}
-    return {**fields, **{name: value for name, value in extra.items() if value is not None}}
 
 
 def _unknown_field(path: str, known: Iterable[str]) -> ApiError:

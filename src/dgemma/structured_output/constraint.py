@@ -34,14 +34,12 @@ class Constraint:
     """The token DFA accepts the whole answer, or positions `begin` to `end` of it."""
 
     token_dfa: TokenDFA
-    end_tokens: tuple[
-        int, ...
-    ] = ()  # tokens that may follow a complete text; the DFA has transitions on them
+    # Tokens that may follow a complete text; the DFA has transitions on them.
+    end_tokens: tuple[int, ...] = ()
     begin: int = 0  # first constrained position of the answer
     end: int | None = None  # one past the last; None: the text ends with an end token
-    complete_after: Container[int] = (
-        _ANY_TOKEN  # at max_tokens, an answer that ends with one is not truncated
-    )
+    # At max_tokens, an answer that ends with one of these is not truncated.
+    complete_after: Container[int] = _ANY_TOKEN
     source: ConstraintSource | None = None
 
     @cached_property

@@ -150,7 +150,7 @@ def nfa_fits(node: Node, max_states: int, budget: TimeBudget) -> bool:
     return True
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _utf8_transitions(ranges: Ranges) -> tuple[tuple[tuple[int, int, int], ...], ...]:
     """Byte transitions of one character of `ranges`, from state 0 to state -1, with shared suffixes."""
     transitions: list[dict[tuple[int, int, int], None]] = [{}]

@@ -192,12 +192,4 @@ class TokenTrie:
     @classmethod
     def of_tokenizer(cls, tokenizer: Tokenizer, vocab_size: int) -> TokenTrie:
         """Controls, and ids beyond the tokenizer's own, have no text."""
-        tokens: list[bytes | None] = []
-        for id_ in range(vocab_size):
-            if id_ in tokenizer.byte_ids:
-                tokens.append(bytes([int((tokenizer.id_to_token(id_) or "")[3:5], 16)]))
-            elif id_ < tokenizer.vocab_size and tokenizer.text_ids([id_]):
-                tokens.append(tokenizer.decode([id_]).encode("utf-8"))
-            else:
-                tokens.append(None)
-        return cls.of(tokens)
+        return cls.of([tokenizer.bytes_of(id_) for id_ in range(vocab_size)])

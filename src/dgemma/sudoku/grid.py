@@ -33,10 +33,10 @@ class Grid:
     cells: str
 
     def __post_init__(self) -> None:
-        if len(self.cells) != 81 or not set(self.cells) <= set(EMPTY + DIGITS):
-            raise InputError(
-                f"a grid is 81 of {EMPTY}{DIGITS}; this one has {len(self.cells)} characters.", field="cells"
-            )
+        wrong = next((cell for cell in self.cells if cell not in EMPTY + DIGITS), None)
+        if len(self.cells) != 81 or wrong is not None:
+            found = f"{len(self.cells)} characters" if wrong is None else repr(wrong)
+            raise InputError(f"a grid is 81 of {EMPTY}{DIGITS}; this one has {found}.", field="cells")
 
     @classmethod
     def read(cls, text: str) -> Grid:

@@ -47,9 +47,15 @@ def read_puzzles(path: str | Path) -> list[Puzzle]:
     file = Path(path)
     if not file.is_file():
         raise InputError(f"{file} does not exist; docs/sudoku.md shows how to make puzzles.", field="path")
-    with lzma.open(file) if file.suffix == ".xz" else file.open("rb") as opened:
-        raw = opened.read(_MAX_FILE_BYTES)
-    return _parse(raw.decode().splitlines(), str(file))
+    try:
+        with lzma.open(file) if file.suffix == ".xz" else file.open("rb") as opened:
+            raw = opened.read(_MAX_FILE_BYTES + 1)
+        if len(raw) > _MAX_FILE_BYTES:
+            raise InputError(f"{file} is larger than {_MAX_FILE_BYTES} bytes; divide it.", field="path")
+        text = raw.decode()
+    except (lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} is no file of puzzles: {error}.", field="path") from None
+    return _parse(text.splitlines(), str(file))
 
 
 def write_puzzles(path: str | Path, puzzles: Sequence[Puzzle]) -> None:

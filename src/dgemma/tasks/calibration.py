@@ -17,6 +17,7 @@ Labelled = tuple[Sequence[float], int]
 _BINS = 15
 _TINY = 1e-12
 _HOTTEST = 100.0
+_ENDLESS = 1e18  # no count of examples, and no error, is so large
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class Calibration:
     def load(cls, path: str | Path) -> Calibration:
         try:
             raw: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{path} cannot be read as a calibration: {error}") from None
         if not isinstance(raw, dict) or raw.get("kind") != "dgemma calibration" or raw.get("version") != 1:
             raise InputError(
@@ -63,8 +64,8 @@ class Calibration:
             )
         raw_facts = {name: raw.get(name) for name in ("examples", "error_before", "error_after")}
         for name, value in raw_facts.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if value is not None and not number:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and abs(value) < _ENDLESS):
                 raise InputError(f"{path}: {name} is {value!r}; it must be a number.")
         return cls(
             temperature=float(heat),

@@ -153,10 +153,9 @@ def _line(task: TaskContext, number: int, question: Question) -> list[Part]:
     labels = tuple(tuple(encode(lead + choice.label)) for choice in question.choices)
     # One token may join the blank and the label: the line is cut where all labels still agree.
     shared = 0
-    while (
-        all(len(label) > shared + 1 for label in labels)
-        and len({label[: shared + 1] for label in labels}) == 1
-    ):
+    for tokens in zip(*(label[:-1] for label in labels), strict=False):
+        if len(set(tokens)) > 1:
+            break
         shared += 1
     opening = labels[0][:shared]
     rests = tuple(label[shared:] for label in labels)

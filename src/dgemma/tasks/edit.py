@@ -78,7 +78,7 @@ class Change:
 class Edited:
     text: str
     changes: tuple[Change, ...]  # in the order of the text
-    num_windows: int  # windows
+    num_windows: int  # places that were examined
     forwards: int  # denoise forwards of canvases
     prompt_tokens: int
     cached_tokens: int

@@ -87,7 +87,7 @@ def _with_canvas(
             )
     if text is not None and spans:
         spans = list(_token_spans(text, [bytes_of(token) or b"" for token in tokens], spans))
-    held = {position for begin, end in spans for position in range(begin, end)}
+    held = _positions(spans)
     both = sorted(held & pins.choices.keys())
     if both:
         raise _wrong("canvas.read_only", f"holds position {both[0]}, which is pinned; leave out one of them.")
@@ -96,6 +96,16 @@ def _with_canvas(
         among=pins.among,
         begin=dict(enumerate(tokens)),
     )
+
+
+def _positions(spans: Sequence[Sequence[int]]) -> set[int]:
+    """What the spans hold. Each position is visited once, however many of them overlap."""
+    held: set[int] = set()
+    done = 0
+    for begin, end in sorted((begin, end) for begin, end in spans):
+        held.update(range(max(begin, done), end))
+        done = max(done, end)
+    return held
 
 
 def _token_spans(

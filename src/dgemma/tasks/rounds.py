@@ -1,12 +1,12 @@
 """Tasks in rounds: a generator yields a batch of requests and receives their answers, until it returns.
 
-The generator imports no engine, thread or event loop. The Python API drives it with its local engine, the
-server with its asynchronous one.
+The generator imports no engine, thread or event loop. The Python API runs it with `drive` and a local engine,
+the server with `advance`, step by step, and an asynchronous engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -23,16 +23,6 @@ def drive(rounds: Rounds[Result], ask: Callable[[Sequence[EngineRequest]], list[
     step = advance(rounds, None)
     while not isinstance(step, Ended):
         step = advance(rounds, ask(step) if step else [])
-    return step.result
-
-
-async def drive_async(
-    rounds: Rounds[Result], ask: Callable[[Sequence[EngineRequest]], Awaitable[list[Answer]]]
-) -> Result:
-    """The same for an `ask` that is awaited."""
-    step = advance(rounds, None)
-    while not isinstance(step, Ended):
-        step = advance(rounds, await ask(step) if step else [])
     return step.result
 
 

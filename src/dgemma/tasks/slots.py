@@ -1,13 +1,11 @@
 """A template on a canvas, and slots in it that are read as probabilities.
 
 A slot holds one of several labels, each a sequence of tokens. Where labels differ, the position is restricted
-to
-their next tokens: that gives the probability of each branch, as a decoder constrained to the labels would
+to their next tokens: that gives the probability of each branch, as a decoder constrained to the labels would
 have it. The probabilities of several canvases of noise are averaged. More steps make the slots of a template
 agree with each other; they also make a slot agree with its own first sample, so a single slot is read after
 one step. Labels of one token differ at once, so the usual question takes one round. The order of labels
-changes
-nothing: they are sorted first.
+changes nothing: they are sorted first.
 """
 
 from __future__ import annotations

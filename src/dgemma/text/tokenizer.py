@@ -20,6 +20,7 @@ from dgemma.gguf_file import GgufFile, is_gguf, read_gguf
 MAX_TEXT_BYTES = 16 << 20
 _MAX_TOKENIZER_BYTES = 256 << 20
 _MAX_CONFIG_BYTES = 16 << 20
+_RARE = "\U0010ffff"
 
 # Added tokens of these shapes are control tokens, also where the file does not mark them as special.
 # All other added tokens (Gemma's `\n\n`, runs of spaces, `<table>`) are ordinary text.
@@ -98,6 +99,9 @@ class Tokenizer:
                     or _CONTROL_SHAPE.fullmatch(token["content"]) is not None
                 )
             engine = _build(raw)
+            engine.encode(
+                _RARE
+            )  # a character that the vocabulary may lack is found out now, not by a request
             controls = {token["content"]: int(token["id"]) for token in added if token["special"]}
         except CheckpointError:
             raise
@@ -165,8 +169,11 @@ class Tokenizer:
         """The ids of user text. Never a control token, whatever the text contains."""
         check_text(text)
         self.check_length(len(text))
-        # `encode` holds the interpreter lock: a text of 2 MB would stop every other thread for seconds.
-        (fast,) = self._engine.encode_batch_fast([text], add_special_tokens=False)
+        try:
+            # `encode` holds the interpreter lock: a text of 2 MB would stop every other thread for seconds.
+            (fast,) = self._engine.encode_batch_fast([text], add_special_tokens=False)
+        except Exception as error:  # the library raises bare Exception
+            raise InputError(f"the tokenizer cannot encode this text: {_one_line(error)}.") from None
         found: list[int] = fast.ids
         if self._control_names.keys().isdisjoint(found):
             return found
@@ -238,7 +245,10 @@ def _named_in(gguf: GgufFile, raw: dict[str, Any]) -> dict[str, Any]:
     """The special tokens that the metadata names by their ids."""
     added = raw.get("added_tokens")
     tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    names = {token.get("id"): token.get("content") for token in tokens}
+    # A broken id may be of a type that is no key.
+    names: dict[object, Any] = {
+        id_: token.get("content") for token in tokens if isinstance(id_ := token.get("id"), int)
+    }
     ids = {name: gguf.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _ID_KEYS.items()}
     return {name: names[id_] for name, id_ in ids.items() if id_ in names}
 
@@ -281,9 +291,11 @@ def _named_specials(config: dict[str, Any]) -> tuple[dict[str, str], set[str]]:
 
 
 def _content(token: Any) -> str | None:
-    """A special token stands as a string or as {"content": string}."""
+    """A special token stands as a string or as {"content": string}. Half a character is no token."""
     content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) and content else None
+    if not isinstance(content, str) or any("\ud800" <= char <= "\udfff" for char in content):
+        return None
+    return content or None
 
 
 def _build(raw: dict[str, Any]) -> tokenizers.Tokenizer:

@@ -102,7 +102,7 @@ def trace_stats(traces: Iterable[Trace]) -> TraceStats | None:
         share_for_the_last=mean(one.share_for_the_last for one in found),
         left_to_right=mean(_order(one.settled_at) for one in found),
         settled_by=tuple(
-            mean(sum(at <= tenth / 10 * one.steps for at in one.settled_at) / one.positions for one in found)
+            mean(sum(10 * at <= tenth * one.steps for at in one.settled_at) / one.positions for one in found)
             for tenth in range(1, 11)
         ),
     )

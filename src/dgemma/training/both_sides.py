@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dgemma.errors import InputError
 from dgemma.language_model import LanguageModel
 from dgemma.training.data.canvases import CanvasSettings
-from dgemma.training.data.records import TrainingExample
-from dgemma.training.data.stream import ExampleStream
 from dgemma.training.held_out import evaluate_held_out
 from dgemma.training.recipe import DataRecipe
 from dgemma.training.setup import fill_token, open_stream
@@ -70,16 +68,6 @@ class BothSides:
         return "\n".join(lines)
 
 
-class _WithoutEnds:
-    """Examples without the end tokens that fill a canvas: they are easy, and the causal pass has none."""
-
-    def __init__(self, stream: ExampleStream) -> None:
-        self._stream = stream
-
-    def take(self, first: int, count: int) -> list[TrainingExample]:
-        return [replace(example, clipped=True) for example in self._stream.take(first, count)]
-
-
 def measure_both_sides(
     lm: LanguageModel, data: str | Iterable[Any], *, limit: int | None = None, batch: int = 8
 ) -> BothSides:
@@ -90,11 +78,15 @@ def measure_both_sides(
     if count is None:
         raise InputError.about("data", "is a stream; give a file, or a list of records.")
     settings = CanvasSettings(
-        canvas_len=lm.config.canvas_len, vocab_size=lm.config.vocab_size, fill_token=fill_token(lm)
+        canvas_len=lm.config.canvas_len,
+        vocab_size=lm.config.vocab_size,
+        fill_token=fill_token(lm),
+        # End tokens that fill a canvas are easy, and the causal pass has none.
+        supervise_fill=False,
     )
     found = evaluate_held_out(
         lm.transformer,
-        _WithoutEnds(stream),
+        stream,
         settings,
         step=0,
         num_examples=count if limit is None else min(limit, count),

@@ -6,14 +6,13 @@ a class or function that takes the run's directory and returns a `TrainerCallbac
 
 from __future__ import annotations
 
-import importlib
-import runpy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dgemma.errors import CheckpointError, InputError, suggestion
+from dgemma.training.named_object import load_named
 from dgemma.training.report import HeldOutReport, StepReport
 
 if TYPE_CHECKING:
@@ -80,8 +79,10 @@ class CallbackList(TrainerCallback):
             callback.on_note(text)
 
     def on_end(self, outcome: TrainingOutcome | None) -> None:
-        while self._started:
-            self._started.pop(0).on_end(outcome)
+        with ExitStack() as ends:  # in the order of the list, and all of them, also where one fails
+            for callback in reversed(self._started):
+                ends.callback(callback.on_end, outcome)
+            self._started = []
 
 
 class TensorBoardCallback(TrainerCallback):
@@ -131,8 +132,7 @@ def callbacks_of(names: Sequence[str], run_dir: Path) -> list[TrainerCallback]:
 
 
 def _callback(name: str, run_dir: Path) -> TrainerCallback:
-    place, colon, attribute = name.rpartition(":")
-    if not colon:
+    if ":" not in name:
         if name not in BUILT_IN:
             raise InputError(
                 f"callbacks has {name!r}{suggestion(name, BUILT_IN)} Give one of {', '.join(BUILT_IN)}, or "
@@ -140,23 +140,13 @@ def _callback(name: str, run_dir: Path) -> TrainerCallback:
                 field="callbacks",
             )
         return BUILT_IN[name](run_dir)
-    if place.endswith(".py"):
-        if not Path(place).is_file():
-            raise InputError(f"callbacks has {name!r}, and {place} is not a file.", field="callbacks")
-        found = runpy.run_path(place).get(attribute)
-    else:
-        try:
-            found = getattr(importlib.import_module(place), attribute, None)
-        except ImportError as error:
-            raise InputError(
-                f"callbacks has {name!r}, which cannot be imported: {error}.", field="callbacks"
-            ) from error
+    found = load_named(name, field="callbacks")
     callback = found(run_dir) if callable(found) else None
     if not isinstance(callback, TrainerCallback):
-        raise InputError(
-            f"callbacks has {name!r}; {attribute} must be a class or function that takes the run's "
-            "directory and returns a TrainerCallback.",
-            field="callbacks",
+        raise InputError.about(
+            "callbacks",
+            f"has {name!r}, which must be a class or function that takes the run's directory and returns a "
+            "TrainerCallback.",
         )
     return callback
 

@@ -62,7 +62,8 @@ class CheaperSetting:
 def estimate_step(config: ModelConfig, recipe: Recipe) -> MemoryEstimate:
     """The peak of a step of this recipe on a model of this geometry.
 
-    The worst case: every example has `max_length` tokens, all of them supervised.
+    The worst case: every example has `max_length` tokens, all of them supervised. What other objectives than
+    "denoise" need beside it is not counted: a teacher, several states of a canvas, paths.
     """
     with FakeTensorMode():
         return _estimate(config, recipe)

@@ -272,7 +272,13 @@ def _entry_error(kind: str, **context: Any) -> Exception:
 
 
 _MAX_INTEGER = (1 << 63) - 1
-_KINDS = {"int": "a whole number", "float": "a number", "string": "text", "bool": "true or false"}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "dict": "names with values, such as {t_max: 0.6}",  # rollout.sampling is the only one
+}
 _EXAMPLES = {
     "optimizer.betas": "0.95, 0.99",
     "lora.targets": "attention, experts",
@@ -316,7 +322,7 @@ def _recipe_error(error: Any) -> InputError:
             choices = [str(choice) for choice in get_args(_hint_at(path))]
             guess = suggestion(value, choices) if isinstance(value, str) else "."
             text = f"{name} is {_shown(value)}{guess} Choices: {', '.join(choices)}."
-        case kind:  # int_type, int_from_float, float_type, string_type, string_unicode, bool_type, ...
+        case kind:  # int_type, int_from_float, float_type, string_type, string_unicode, dict_type, ...
             text = f"{name} is {_shown(value)}; it must be {_KINDS[kind.partition('_')[0]]}."
     return InputError(text, field=name or None)
 

@@ -11,12 +11,9 @@ more likely by as much as its reward is above their mean, in standard deviations
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import runpy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path as FilePath
 from typing import Any
 
 import torch
@@ -29,6 +26,7 @@ from dgemma.model.transformer import Transformer
 from dgemma.sampling.sampler import Sampler
 from dgemma.sampling.vocab_scan import scale
 from dgemma.training.data.canvases import TrainingBatch
+from dgemma.training.named_object import load_named
 from dgemma.training.objective import encode
 from dgemma.training.rollout import Path, Visit, roll_out
 
@@ -56,23 +54,10 @@ Reward = Callable[[RolloutAnswer], float]
 
 def load_reward(named: Any) -> Reward:
     """A function, or "module:name" or "file.py:name" of one."""
-    if callable(named):
-        found: Reward = named
-        return found
-    place, _, name = str(named).rpartition(":")
-    try:
-        if not place or not name:
-            raise ValueError("it must be module:name or file.py:name")
-        if place.endswith(".py"):
-            value = runpy.run_path(str(FilePath(place)))[name]
-        else:
-            value = getattr(importlib.import_module(place), name)
-    except (ImportError, OSError, AttributeError, KeyError, ValueError) as error:
-        raise InputError.about("rollout.reward", f"is {named!r}: {error}.") from None
-    if not callable(value):
-        raise InputError.about("rollout.reward", f"is {named!r}, which is not a function.")
-    function: Reward = value
-    return function
+    found: Reward = named if callable(named) else load_named(str(named), field="rollout.reward")
+    if not callable(found):
+        raise InputError.about("rollout.reward", f"has {named!r}, which is not a function.")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +123,11 @@ def visit_log_probs(stack: Transformer, context: AttentionContext, visit: Visit,
 def rollout_answers(
     lm: LanguageModel, batch: TrainingBatch, path: Path, samples: int, num_steps: int
 ) -> list[RolloutAnswer]:
-    """The answers of the paths, as text up to the end token where the model has a tokenizer."""
-    end = lm.generation_defaults.end_tokens[0]
+    """The answers of the paths, as text up to the first end token where the model has a tokenizer."""
+    ends = frozenset(lm.generation_defaults.end_tokens)
 
     def text(tokens: Sequence[int]) -> str:
-        kept = list(tokens[: list(tokens).index(end)] if end in tokens else tokens)
+        kept = itertools.takewhile(lambda token: token not in ends, tokens)
         return lm.tokenizer.decode(kept) if lm.has_tokenizer else ""
 
     answers = []

@@ -117,8 +117,9 @@ class Trainer:
                 callbacks.on_start(self._step)
                 for text in self.notes:
                     callbacks.on_note(text)
-                outcome = self._run(callbacks, log, should_stop)
+                found = self._run(callbacks, log, should_stop)
                 self._write_curves(callbacks)
+                outcome = found
             finally:
                 callbacks.on_end(outcome)
         return outcome
@@ -253,10 +254,11 @@ class Trainer:
 
     def _judge(self, batch: TrainingBatch, path: Path) -> list[float]:
         """The reward of each path."""
-        answers = rollout_answers(
-            self.lm, batch, path, self.recipe.rollout.samples, self.recipe.rollout.steps
-        )
+        rollout, sampler = self.recipe.rollout, self.setup.sampler
+        assert sampler is not None
         assert self._reward is not None
+        num_steps = min(rollout.steps, sampler.num_steps)  # after so many the sampler ends a canvas, too
+        answers = rollout_answers(self.lm, batch, path, rollout.samples, num_steps)
         return [float(self._reward(answer)) for answer in answers]
 
     def _num_encoded(self, examples: list[Any], batches: list[TrainingBatch]) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 import dgemma
 from checkpoint.plain_form import CPU, answer, read_all, write_plain
+from dgemma.checkpoint.export import plan_export, write_export
 from dgemma.checkpoint.fingerprint import file_fingerprint
 from dgemma.checkpoint.quantized.reader import read_quantized
 from dgemma.checkpoint.source import open_checkpoint
@@ -51,6 +52,13 @@ def test_every_weight_is_what_mlx_decodes_in_fp32_and_in_its_own_type(name: str)
 def test_it_generates_the_text_of_its_decoded_form(name: str, tmp_path: Path) -> None:
     source = open_checkpoint(DATA / name)
     assert answer(DATA / name) == answer(write_plain(tmp_path / "plain", source.config, read_all(source)))
+
+
+def test_its_plain_export_does_not_say_that_it_is_quantized(tmp_path: Path) -> None:
+    write_export(tmp_path / "plain", plan_export(open_checkpoint(DATA / "bfloat16-4bit")))
+    found = open_checkpoint(tmp_path / "plain")
+    assert not found.quantized
+    assert not {"quantization", "quantization_config"} & found.raw_config.keys()
 
 
 def test_the_widths_are_those_of_the_settings_of_each_module() -> None:

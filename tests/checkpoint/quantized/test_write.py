@@ -13,6 +13,7 @@ import dgemma
 from dgemma.checkpoint.names import tensor_specs
 from dgemma.checkpoint.presets import PRESETS
 from dgemma.checkpoint.quantized.quantization_config import NAMES, quantization_config_for
+from dgemma.checkpoint.quantized.reader import read_module, read_tensor
 from dgemma.checkpoint.quantized.rounding import to_int4, to_int8, to_nvfp4
 from dgemma.checkpoint.quantized.writer import (
     QuantizationSource,
@@ -119,6 +120,18 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_files(
     assert contents(out) == whole
     assert all((out / file).stat().st_mtime_ns == when for file, when in done.items())
     assert sum(seen) == disk_bytes(shards_of(original, plan))
+
+
+def test_rows_of_any_length_are_quantized(tmp_path: Path) -> None:
+    """A file has whole 8-byte words first, so the scales of such weights come before their quantized data."""
+    config = replace(CONFIG, hidden_size=36, mlp_size=97)
+    write_random(tmp_path / "odd", config)
+    out = quantized(tmp_path / "odd", tmp_path / "q", "int8")
+    original, found = open_checkpoint(tmp_path / "odd"), open_checkpoint(out)
+    for name, entry in found.quantized.items():
+        exact = read_tensor(original.entries[name]).float().view(-1, entry.shape[-1])
+        rows = torch.cat([read_module(entry, module).dequantize(torch.float32) for module in entry.modules])
+        assert (rows - exact).abs().max() <= exact.abs().max() / 200, name
 
 
 def test_random_weights_are_quantized_as_if_they_had_been_written_first(plain: Path, tmp_path: Path) -> None:

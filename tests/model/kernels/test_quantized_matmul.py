@@ -251,6 +251,17 @@ def test_without_a_home_there_is_no_kernel_and_a_reason(monkeypatch: pytest.Monk
         unavailable_reason.cache_clear()
 
 
+def test_a_system_without_kernels_is_no_fault_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_cache, "cpu_flags", lambda: frozenset(module._AVX512))
+    monkeypatch.setattr(kernel_cache.platform, "system", lambda: "Windows")
+    for function in (module._load, unavailable_reason):
+        function.cache_clear()
+    try:
+        assert unavailable_reason() == "kernels are compiled on Linux only, and this is Windows"
+    finally:
+        unavailable_reason.cache_clear()
+
+
 def test_without_a_compiler_there_is_no_kernel_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_cache, "find_compiler", lambda: None)
     monkeypatch.setattr(kernel_cache, "cpu_flags", lambda: frozenset(module._AVX512))

@@ -51,6 +51,14 @@ def test_the_fill_is_supervised_unless_the_text_was_cut_off() -> None:
     assert middle.weights.tolist() == [[1, 1, 1, 1]]
 
 
+def test_no_fill_is_supervised_where_the_settings_say_so() -> None:
+    settings = replace(SETTINGS, supervise_fill=False)
+    own = TrainingExample((10, 11, 12, 13), (Span(2, 4),), canvas=(30, 31, 32))
+    for example in (chat(), chat(clipped=True), own):
+        batch = make_batch([example] * 20, range(20), settings)
+        assert torch.equal(batch.weights, (batch.clean != EOS).float())
+
+
 def test_a_canvas_of_its_own_takes_the_place_of_the_response() -> None:
     example = TrainingExample((10, 11, 12, 13), (Span(2, 4),), canvas=(30, 31, 32))
     batch = make_batch([example], [0], SETTINGS)

@@ -111,7 +111,7 @@ def _quantized(spec: TensorSpec, scheme: QuantizationScheme, numbers: Numbers) -
 
 
 class _RowQuantizer:
-    """Quantizes one weight. The modules are read in order: first their quantized data, later their scales."""
+    """Quantizes one weight, module by module in order, and keeps the scales until they are written."""
 
     def __init__(
         self, spec: TensorSpec, scheme: QuantizationScheme, numbers: Numbers, out: int, count: int
@@ -146,6 +146,11 @@ class _RowQuantizer:
             self._blocks = None
 
     def kept(self, number: int, name: str) -> Iterable[Any]:
+        # Where rows are no whole 8-byte words, `write_file` may put the scales before the quantized data.
+        if (number, name) not in self._kept:
+            for module in range(self._count):
+                for _ in self.qdata(module):
+                    pass
         return _bytes(torch.cat(self._kept.pop((number, name))))
 
 

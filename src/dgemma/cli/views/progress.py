@@ -41,13 +41,6 @@ class Notice:
             print(f"\r{ERASE_ROW}" if supports_escapes() else "", end="\r", file=sys.stderr, flush=True)
 
 
-def size_text(num_bytes: int) -> str:
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes} B"
-
-
 class FirstFailures:
     """The first few failures of long work, line by line; then once that there are more."""
 
@@ -81,13 +74,14 @@ def byte_progress(
             yield lambda num_bytes: bar.advance(task, num_bytes)
         return
     done, last_line = 0, time.monotonic()
+    size, unit = (1e9, "GB") if total >= 1e9 else (1e6, "MB")
 
     def advance(num_bytes: int) -> None:
         nonlocal done, last_line
         done += num_bytes
         if time.monotonic() - last_line >= _SECONDS_BETWEEN_LINES:
             last_line = time.monotonic()
-            log(f"{label}: {done / 1e9:.2f} of {total / 1e9:.2f} GB")
+            log(f"{label}: {done / size:.2f} of {total / size:.2f} {unit}")
 
     yield advance
 

@@ -61,7 +61,7 @@ def _normal(text: str) -> str:
 
 def _read(path: Path) -> list[Pair]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # a byte order mark is no part of the first line
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.", field="path") from None
     except UnicodeDecodeError as error:

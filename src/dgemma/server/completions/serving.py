@@ -52,7 +52,6 @@ _UNSUPPORTED_WITH_SUFFIX: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("diffusing", "a gap has no single canvas to show", (False,)),
     ("decode", "only a canvas can see what follows", ("diffuse",)),
     ("end_tokens", "a gap ends where the suffix begins", ()),
-    ("ignore_end", "a gap ends where the suffix begins", (True, False)),
     ("pins", "the texts around the gap are what is pinned", ([],)),
     ("canvas", "the texts around the gap are what is given", ()),
     ("vllm_xargs", "the texts around the gap are what is given", ({},)),

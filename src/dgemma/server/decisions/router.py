@@ -23,13 +23,11 @@ from dgemma.server.serving import ServingContext
 
 def create_decision(context: ServingContext, body: Mapping[str, Any]) -> AnyServingPlan:
     """Either shape: `input` is OpenAI's, `state` Mercury's."""
-    extra = body.get("extra_body")
-    names = {*body, *(extra if isinstance(extra, dict) else ())}
-    if {"state", "input"} <= names:
+    if {"state", "input"} <= body.keys():
         raise invalid("state is given and so is input; give one of them.", "state")
-    if "state" in names:
+    if "state" in body:
         return create_named_decision(context, body)
-    if "input" not in names:
+    if "input" not in body:
         raise invalid("input is missing; give it, or state.", "input", "missing_required_parameter")
     return DecisionServing(context).create_decision(read_decision_request(body))
 

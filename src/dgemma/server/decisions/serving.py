@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal
 
 from dgemma.server.decisions.protocol import (
@@ -129,7 +131,9 @@ def messages_of(items: Sequence[ConversationItem]) -> list[dict[str, str]]:
         where = f"input.{number}"
         match item:
             case ConversationMessage():
-                turns.append(_message_turn(item, where, is_first=all(role == "system" for role, _ in turns)))
+                # A later one is a turn of the user's: only those at the beginning are of the system.
+                is_first = not turns or turns[-1][0] == "system"
+                turns.append(_message_turn(item, where, is_first=is_first))
             case FunctionCallItem() | CustomToolCall():
                 called[item.call_id] = item.name
                 arguments = item.arguments if isinstance(item, FunctionCallItem) else item.input
@@ -142,13 +146,10 @@ def messages_of(items: Sequence[ConversationItem]) -> list[dict[str, str]]:
                     )
                 result = text_of(item.output, f"{where}.output")
                 turns.append(("user", f"Result of {called[item.call_id]}: {result}"))
-    messages: list[dict[str, str]] = []
-    for role, text in turns:
-        if messages and messages[-1]["role"] == role:
-            messages[-1]["content"] += f"\n\n{text}"
-        else:
-            messages.append({"role": role, "content": text})
-    return messages
+    return [
+        {"role": role, "content": "\n\n".join(text for _, text in group)}
+        for role, group in groupby(turns, key=itemgetter(0))
+    ]
 
 
 def _message_turn(message: ConversationMessage, where: str, *, is_first: bool) -> tuple[Role, str]:

@@ -92,7 +92,10 @@ def _check_cursor(text: str, region: _Span) -> None:
 
 
 def _region(text: str) -> str:
-    """Without the cursor. Tags stand on lines of their own: the breaks beside them are not the region's."""
+    """Without the cursor: all of the region is examined, wherever it stands in there.
+
+    Tags stand on lines of their own: the breaks beside them are not the region's.
+    """
     text = _without_break(text.replace(_CURSOR, ""))
     for line_break in ("\r\n", "\n"):
         if text.endswith(line_break):

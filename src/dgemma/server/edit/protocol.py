@@ -39,7 +39,8 @@ class UserMessage(RequestModel):
     role: Literal["user"]
     content: str | list[TextPart] = Field(
         description="With <|code_to_edit|> around the region, usually in <|current_file_content|>; it may "
-        "have <|cursor|> in it, <|edit_diff_history|> and <|recently_viewed_code_snippets|> beside it.",
+        "have <|edit_diff_history|> and <|recently_viewed_code_snippets|> beside it, and <|cursor|> in it, "
+        "which is without effect: it is removed, and all of the region is examined.",
         examples=[EXAMPLE],
     )
 
@@ -67,7 +68,7 @@ def read_edit_request(body: Mapping[str, Any]) -> EditRequest:
 
 
 class EditChange(ResponseModel):
-    """Characters `start` to `stop` of the old region, and their replacement."""
+    """Characters `start` to `stop` of the old region, without the cursor, and their replacement."""
 
     start: int
     stop: int
@@ -82,7 +83,7 @@ class EditDetails(ResponseModel):
     seed: int
     finish_reason: Literal["stop", "deadline"]
     changes: list[EditChange]
-    num_windows: int = Field(description="Positions where the model prefers another token.")
+    num_windows: int = Field(description="Places that were examined: the model finds their tokens unlikely.")
     denoising_steps: int
 
 

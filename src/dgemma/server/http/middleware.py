@@ -147,7 +147,8 @@ def check_host(scope: Scope, settings: Settings) -> None:
     if header is None:
         return
     host = _host_name(header.decode("latin-1"))
-    if not _is_loopback(host) and host not in (settings.host, *settings.allowed_hosts):
+    names = [name.lower() for name in (settings.host, *settings.allowed_hosts)]
+    if not _is_loopback(host) and host not in names:
         raise ApiError(
             f"the Host header is {shown(host)}, which is not this server; --allowed-host adds a name.",
             status=421,

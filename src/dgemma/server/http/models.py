@@ -10,12 +10,11 @@ from dgemma.server.defaults import SAMPLING, THINKING
 from dgemma.server.protocol import GenerationFields, ResponseModel
 from dgemma.server.serving import unknown_model
 from dgemma.server.state import ServerState
+from dgemma.server.validation import NEUTRAL
 
 MODELS_PATH = "/v1/models"
-_NOT_SAMPLING = ("model", "stream", "stream_options", "user", "metadata", "safety_identifier")
-_SAMPLING = [
-    name for name in GenerationFields.model_fields if name not in (*_NOT_SAMPLING, "prompt_cache_key")
-]
+_NOT_SAMPLING = ("model", "stream", "stream_options", *NEUTRAL)
+_SAMPLING = [name for name in GenerationFields.model_fields if name not in _NOT_SAMPLING]
 
 
 class ModelPricing(ResponseModel):
@@ -74,7 +73,7 @@ def _describe(state: ServerState, name: str) -> ModelCard:
         name=name,
         context_length=served.max_positions,
         max_output_length=served.max_new_tokens(1),
-        input_modalities=["text"],
+        input_modalities=["text"] if served.image_settings is None else ["text", "image"],
         output_modalities=["text"],
         supported_endpoints=[
             "chat.completions",

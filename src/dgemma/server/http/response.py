@@ -21,6 +21,7 @@ from dgemma.server.pipeline import Endpoint, RequestRunner, TextEndpoint, note_p
 from dgemma.server.protocol import ResponseModel
 from dgemma.server.serving import ServingContext
 from dgemma.server.state import ServerState
+from dgemma.server.validation import flattened
 
 
 class BodyResponse(Response, ABC):
@@ -67,6 +68,7 @@ class ComputedResponse(BodyResponse):
     async def _respond(
         self, body: Mapping[str, Any], record: RequestRecord, send: Send, buffered: BufferedBytes
     ) -> None:
+        body = flattened(body)
         context = await with_images(self._state, self._endpoint, body, record, buffered.add)
         record.model, content = await asyncio.to_thread(self._answer, context, body)
         note_prompt(self._state, self._endpoint, body, record)

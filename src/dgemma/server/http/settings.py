@@ -147,7 +147,7 @@ class Settings:
     max_concurrent_requests: int = 512
     """Requests being read, waiting or answered at once; of one API key half as many."""
     requests_per_minute: float | None = None
-    """Of each API key, as are the next three; None: no limit."""
+    """Of each API key, as are the next three, and refused where there is none; None: no limit."""
     tokens_per_minute: float | None = None
     max_key_seqs: int | None = None
     """Answers written at once for one API key."""
@@ -218,6 +218,12 @@ class Settings:
             if not _KEY.fullmatch(key):
                 # The key itself stays out of the message: it may end in a log.
                 raise InputError("an API key is empty, too long or has spaces; give 1 to 512 visible ASCII.")
+        limit = next((name for name in _OF_A_KEY if getattr(self, name) is not None), None)
+        if limit is not None and not self.has_keys:
+            raise InputError(
+                f"{limit} is a limit of each API key, and this server has none; give it api_keys or an "
+                "api_key_file."
+            )
         names = [self.served_model_name, *(adapter.name for adapter in self.adapters)]
         for name in names:
             if not is_usable_name(name):
@@ -265,8 +271,10 @@ _REAL = (
     "compile_seconds_per_minute", "compile_timeout_s", "header_timeout_s", "send_timeout_s",
     "image_timeout_s",
 )  # fmt: skip
+_OF_A_KEY = (
+    "requests_per_minute", "tokens_per_minute", "max_key_seqs", "compile_seconds_per_minute",
+)  # fmt: skip
 _MAY_BE_NONE = (
-    "max_replicas", "max_model_len", "canvas_length", "max_prompt_tokens", "requests_per_minute",
-    "tokens_per_minute", "max_key_seqs", "compile_seconds_per_minute",
+    "max_replicas", "max_model_len", "canvas_length", "max_prompt_tokens", *_OF_A_KEY,
 )  # fmt: skip
 assert {name for name, _, _ in _RANGES} < {entry.name for entry in fields(Settings)}

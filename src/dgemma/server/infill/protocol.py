@@ -159,7 +159,7 @@ class InfillChunk(ResponseModel):
     stop: bool
 
 
-class InfillSelection(ResponseModel):
+class InfillSelection(TracedResponse):
     """With response_fields: these entries, those of inner objects under their paths."""
 
     model_config = ConfigDict(extra="allow")

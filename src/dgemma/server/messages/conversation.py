@@ -100,21 +100,27 @@ class MessageReader:
         return {"type": "text", "text": block.text}
 
     def _add_assistant(self, message: MessageInput, where: str) -> None:
-        reply: Message = {"role": "assistant", "content": ""}
+        texts: list[str] = []
+        thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
         for number, block in enumerate(message.blocks):
             match block:
                 case TextBlockInput():
-                    reply["content"] += block.text
+                    texts.append(block.text)
                 case ThinkingBlockInput():
-                    reply["reasoning_content"] = reply.get("reasoning_content", "") + block.thinking
+                    thoughts.append(block.thinking)
                 case ToolUseBlockInput():
                     function = {"name": block.name, "arguments": block.input}
                     calls.append({"id": block.id, "type": "function", "function": function})
                 case _:
                     raise _misplaced(block, f"{where}.content.{number}", "the assistant's message")
         self._calls = {call["id"] for call in calls}
-        self._messages.append({**reply, "tool_calls": calls} if calls else reply)
+        reply: Message = {"role": "assistant", "content": "".join(texts)}
+        if thoughts:
+            reply["reasoning_content"] = "".join(thoughts)
+        if calls:
+            reply["tool_calls"] = calls
+        self._messages.append(reply)
 
 
 def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:

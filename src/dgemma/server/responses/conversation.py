@@ -19,6 +19,7 @@ from dgemma.server.responses.items import (
 )
 
 Message = dict[str, Any]
+_TEXTS = ("content", "reasoning_content")  # of a reply
 
 
 class ItemReader:
@@ -28,7 +29,7 @@ class ItemReader:
         self._images = images
         self._system = [] if instructions is None else [instructions]
         self._messages: list[Message] = []
-        self._reply: Message | None = None  # of the assistant, still growing
+        self._reply: Message | None = None  # of the assistant, still growing: its texts are lists of parts
         self._calls: set[str] = set()
 
     def add(self, item: InputItem, where: str) -> None:
@@ -94,16 +95,16 @@ class ItemReader:
 
     def _begun_reply(self) -> Message:
         if self._reply is None:
-            self._reply = {"role": "assistant", "content": ""}
+            self._reply = {"role": "assistant", "content": []}
         return self._reply
 
     def _grow(self, field: str, text: str) -> None:
-        reply = self._begun_reply()
-        reply[field] = reply.get(field, "") + text
+        self._begun_reply().setdefault(field, []).append(text)
 
     def _end_reply(self) -> None:
         if self._reply is not None:
-            self._messages.append(self._reply)
+            joined = {name: "".join(self._reply[name]) for name in _TEXTS if name in self._reply}
+            self._messages.append({**self._reply, **joined})
             self._reply = None
 
 

@@ -103,9 +103,7 @@ _KINDS: dict[str, tuple[type[TokenizeRequest], Mapping[str, Unsupported]]] = {
 
 
 def read_tokenize_request(body: Mapping[str, Any]) -> TokenizeRequest:
-    extra = body.get("extra_body")
-    names = {*body, *(extra if isinstance(extra, dict) else ())}
-    given = [name for name in _KINDS if name in names]
+    given = [name for name in _KINDS if name in body]
     if len(given) > 1:
         raise invalid(f"{given[1]} is given and so is {given[0]}; give one of them.", given[1])
     if not given:

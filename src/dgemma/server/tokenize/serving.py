@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dgemma.errors import InputError
-from dgemma.server.http.errors import context_too_long, invalid, invalid_input
-from dgemma.server.serving import ServingBase
+from dgemma.server.http.errors import context_too_long, invalid_input
+from dgemma.server.reply import ChatTurn, ReplyServing
 from dgemma.server.tokenize.protocol import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -18,7 +18,7 @@ from dgemma.server.tokenize.protocol import (
 )
 
 
-class TokenizeServing(ServingBase):
+class TokenizeServing(ReplyServing):
     """The handler of /tokenize and /detokenize."""
 
     def tokenize(self, request: TokenizeRequest) -> tuple[str, TokenizeResponse]:
@@ -50,15 +50,13 @@ class TokenizeServing(ServingBase):
         return name
 
     def _chat_tokens(self, request: TokenizeChatRequest) -> tuple[int, ...]:
-        messages = self.context.images.place(request.messages, "messages")
-        thinking = self.context.thinking if request.thinking is None else request.thinking
-        try:
-            prompt = self.text.render_chat(messages, tools=request.tools or None, thinking=thinking)
-            return prompt.tokens
-        except InputError as error:
-            if error.field == "enable_thinking":
-                raise invalid(str(error), "chat_template_kwargs", error.code) from None
-            raise invalid_input(error, default_field="messages") from None
+        turn = ChatTurn(
+            messages=request.messages,
+            tools=request.tools or None,
+            thinking=request.thinking,
+            field_names={"enable_thinking": "chat_template_kwargs"},
+        )
+        return self.prompt(turn).tokens
 
     def _check_length(self, tokens: Sequence[int], field: str) -> None:
         """Also bounds the response, which is several times as large as a body of one letter after another."""

@@ -45,7 +45,7 @@ from dgemma.structured_output.json_schema.spans import (
     number_span_grammar,
 )
 from dgemma.structured_output.json_schema.strings import StringKeywords
-from dgemma.structured_output.json_schema.syntax import ValueSyntax, value_grammar
+from dgemma.structured_output.json_schema.syntax import ValueSyntax, one_of, value_grammar
 from dgemma.structured_output.json_schema.values import ValueValidator, frozen
 from dgemma.structured_output.nfa import nfa_fits
 from dgemma.structured_output.regex import Alternation, Node, literal
@@ -88,11 +88,6 @@ def schema_grammar(
         ) from None
 
 
-def any_json_grammar(syntax: ValueSyntax, depth: int = OBJECT_DEPTH) -> Node:
-    """Any JSON value; at most `depth` non-empty arrays and objects are nested."""
-    return schema_grammar(True, syntax, free_depth=depth)
-
-
 def json_object_grammar(syntax: ValueSyntax, depth: int = OBJECT_DEPTH) -> Node:
     """Any JSON object; at most `depth` non-empty arrays and objects are nested, itself included."""
     return schema_grammar({"type": "object"}, syntax, free_depth=depth - 1)
@@ -125,7 +120,7 @@ class _GrammarWriter:
         self._root = self._plan_all(source.conjunction([source.root]))
         self._cycle_of = cycles({key: _children(shapes) for key, shapes in self._shapes.items()})
         self._limits = _DepthLimits(0, 0, None)
-        self._written: dict[tuple[Key, int], tuple[Node | None, int]] = {}
+        self._written: dict[tuple[Key, int], Node | None] = {}
         self._is_cut = False  # a recursive value was left out at the depth limit
         self._is_limited = False  # the grammar depends on the limits
 
@@ -204,9 +199,8 @@ class _GrammarWriter:
             self._budget.check()
             nodes = [self._shape(shape, key, depth_left, level) for shape in self._shapes[key]]
             found = [node for node in nodes if node is not None]
-            node = None if not found else found[0] if len(found) == 1 else Alternation(tuple(found))
-            self._written[key, depth_left] = (node, level)
-        return self._written[key, depth_left][0]
+            self._written[key, depth_left] = one_of(found)
+        return self._written[key, depth_left]
 
     def _shape(self, shape: Shape, key: Key, depth_left: int, level: int) -> Node | None:
         def child(schemas: Conjunction) -> Node | None:

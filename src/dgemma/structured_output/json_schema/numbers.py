@@ -131,7 +131,7 @@ def _smallest(bounds: NumberBounds, length: int, scale: int) -> int:
     return n
 
 
-@lru_cache(maxsize=1 << 15)
+@lru_cache(maxsize=4096)
 def _rest(low: str | None, high: str | None, before_point: int, left: int) -> Node:
     """`left` digits from `low` to `high` (None: no limit any more); trailing zeros may be left out.
 
@@ -176,12 +176,14 @@ def multiples(node: Node, of: Number, bounds: NumberBounds, budget: TimeBudget) 
     if divisor * (places + 1) <= _MAX_REMAINDERS:
         return intersection(node, _with_zeros(divisor, places), budget)
     low, high = bounds.low, bounds.high
-    if low is None or high is None or (high - low) / of > _MAX_LISTED:
+    if low is None or high is None or Fraction(high) - Fraction(low) > _MAX_LISTED * Fraction(of):
         raise InputError(
             f"{of!r} is too large a divisor to count remainders of; give a minimum and a maximum."
         )
-    listed = [Fraction(of) * n for n in range(math.floor(low / of), math.ceil(high / of) + 1)]
-    texts = [str(int(x)) if x.denominator == 1 else repr(float(x)) for x in listed if bounds.hold(float(x))]
+    first, last = math.floor(Fraction(low) / Fraction(of)), math.ceil(Fraction(high) / Fraction(of))
+    listed = [Fraction(of) * n for n in range(first, last + 1)]
+    numbers = [int(x) if x.denominator == 1 else float(x) for x in listed]
+    texts = [repr(x) for x in numbers if bounds.hold(x)]
     return intersection(node, Alternation(tuple(map(literal, texts))), budget) if texts else None
 
 
@@ -217,7 +219,7 @@ def not_equal_to(node: Node, value: Number, budget: TimeBudget) -> Node | None:
     return difference(node, parse(value_grammar), budget)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _remainders(divisor: int, places: int) -> DFANode:
     """A DFA of the multiples of divisor / 10^places with up to `places` decimal places."""
     # A state is the number of decimal places read (0: before the point) and the remainder so far; further

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
-from urllib.parse import unquote, urldefrag, urljoin
+from urllib.parse import unquote, urljoin
 
 from dgemma.errors import InputError
 from dgemma.structured_output.json_schema.keywords import ANNOTATIONS, DERIVED_KEYWORDS
@@ -15,6 +16,7 @@ MAX_CHARS = 1_000_000
 MAX_DEPTH = 150
 _MAX_INT_BITS = 1024
 _MAX_REF_STEPS = 50
+_INDEX = re.compile(r"[0-9]{1,9}")  # in a JSON pointer
 _ONLY_REFERS = ANNOTATIONS | {"$ref"}
 _SCHEMAS = (
     "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
@@ -80,7 +82,7 @@ class SchemaSource:
 
     def is_dynamic(self, reference: str) -> bool:
         """Whether a dynamic anchor is defined several times: its target then depends on the referrer."""
-        return self._dynamic.get(urldefrag(reference)[1], 0) > 1
+        return self._dynamic.get(reference.partition("#")[2], 0) > 1
 
     def target(self, schema: dict[str, Any], reference: object) -> Schema:
         """The target of `$ref` in `schema`."""
@@ -90,8 +92,8 @@ class SchemaSource:
                 f"the JSON schema's '$ref' at {where} is not a string; give one such as '#/$defs/x'."
             )
         base = self._base.get(id(schema), "")
-        uri = base + reference if reference.startswith("#") else urljoin(base, reference)
-        resource, fragment = urldefrag(uri)
+        uri = base + reference if reference.startswith("#") else _joined_uri(base, reference, where)
+        resource, _, fragment = uri.partition("#")
         fragment = unquote(fragment)
         found: object = self._named.get(resource)
         if found is not None and fragment.startswith("/"):
@@ -164,7 +166,7 @@ class SchemaSource:
             if isinstance(schema, bool):
                 continue
             if isinstance(uri := schema.get("$id"), str):
-                base = urldefrag(urljoin(base, uri))[0]
+                base = _joined_uri(base, uri, self.where(schema)).partition("#")[0]
                 self._named.setdefault(base, schema)
             for keyword in ("$anchor", "$dynamicAnchor"):
                 if isinstance(anchor := schema.get(keyword), str):
@@ -172,6 +174,13 @@ class SchemaSource:
                     self._dynamic[anchor] = self._dynamic.get(anchor, 0) + (keyword == "$dynamicAnchor")
             self._base[id(schema)] = base
             waiting += [(inner, base) for inner in _inner(schema)]
+
+
+def _joined_uri(base: str, uri: str, where: str) -> str:
+    try:
+        return urljoin(base, uri)
+    except ValueError as error:
+        raise InputError(f"the JSON schema has {uri[:80]!r} at {where}, which is no URI: {error}.") from None
 
 
 def _under(where: str, step: object) -> str:
@@ -195,7 +204,7 @@ def _pointed_at(value: object, pointer: str) -> object:
         key = step.replace("~1", "/").replace("~0", "~")
         if isinstance(value, dict):
             value = value.get(key)
-        elif isinstance(value, list) and key.isascii() and key.isdigit() and int(key) < len(value):
+        elif isinstance(value, list) and _INDEX.fullmatch(key) and int(key) < len(value):
             value = value[int(key)]
         else:
             return None

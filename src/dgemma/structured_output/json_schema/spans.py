@@ -21,6 +21,7 @@ from dgemma.structured_output.budget import TimeBudget
 from dgemma.structured_output.dfa import DFA, MAX_STATES
 from dgemma.structured_output.json_schema.keywords import SPAN_OF
 from dgemma.structured_output.json_schema.numbers import FLOAT_DIGITS, NumberBounds
+from dgemma.structured_output.json_schema.source import MAX_DEPTH
 from dgemma.structured_output.json_schema.syntax import JsonSyntax, ValueSyntax
 from dgemma.structured_output.regex import Alternation, DFANode, Node, SpecialToken, literal
 
@@ -166,19 +167,24 @@ def without_texts(schema: Any) -> tuple[Any, list[str]]:
     """A schema with numbers in place of the texts of `x-spanOf`, and the texts."""
     texts: dict[str, int] = {}
 
-    def replaced(part: Any) -> Any:
+    def replaced(part: Any, depth: int) -> Any:
+        if depth > MAX_DEPTH:  # refused where the schema is read
+            raise SpliceError
         if isinstance(part, list):
-            return [replaced(item) for item in part]
+            return [replaced(item, depth + 1) for item in part]
         if not isinstance(part, dict):
             return part
-        found = {key: replaced(value) for key, value in part.items()}
+        found = {key: replaced(value, depth + 1) for key, value in part.items()}
+        # A listed value is written as it is. (A property of this name is rare: it is compiled as a whole.)
+        if any(found[key] != part[key] for key in ("const", "enum") if key in part):
+            raise SpliceError
         if isinstance(text := part.get(SPAN_OF), str):
             found[SPAN_OF] = str(texts.setdefault(text, len(texts)))
         elif SPAN_OF in part:
             raise SpliceError
         return found
 
-    return replaced(schema), list(texts)
+    return replaced(schema, 0), list(texts)
 
 
 def splice(dfa: DFA, spans: Mapping[int, DFA]) -> DFA:

@@ -160,7 +160,7 @@ def _each_leaf(node: Node, change: Callable[[Ranges], Node]) -> Node:
     return Alternation(tuple(_each_leaf(part, change) for part in node.parts))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _escape_char(ranges: Ranges) -> Node:
     """One character of a JSON string, as `json.dumps` without `ensure_ascii` writes it."""
     if not any(low <= 0x5C for low, _ in ranges):

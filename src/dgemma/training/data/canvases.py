@@ -32,6 +32,7 @@ class CanvasSettings:
     """How canvases are cut and noised.
 
     fill_token: fills a canvas after the end of a response.
+    supervise_fill: whether it is learned there, where the end of the response is known.
     self_conditioning: the share of canvases that are conditioned on a guess, the model's own prediction.
     guesses: the largest number of passes that make the guess, each conditioned on the one before. The number
       is drawn per canvas.
@@ -72,6 +73,7 @@ class CanvasSettings:
     runs: float = 0.0
     visits: int = 0
     states: int = 1
+    supervise_fill: bool = True
 
     def __post_init__(self) -> None:
         if self.canvas_len < 1:
@@ -308,7 +310,8 @@ def _fill(canvases: Sequence[Canvas], settings: CanvasSettings) -> tuple[Tensor,
     for row, canvas in enumerate(canvases):
         count = len(canvas.tokens)
         clean[row, :count] = torch.tensor(canvas.tokens)
-        weights[row, : settings.canvas_len if canvas.supervise_fill else count] = 1
+        fill_counts = settings.supervise_fill and canvas.supervise_fill
+        weights[row, : settings.canvas_len if fill_counts else count] = 1
     return clean, weights
 
 
