@@ -50,6 +50,7 @@ def test_json_of_a_model_that_is_measured_here(capsys: pytest.CaptureFixture[str
         (["--hardware", "h100", "--spread", "nan"], "spread is nan; it must be from 0 to 10."),
         (["--hardware", "h100", "--price", "-1"], "--price is -1"),
         (["--hardware", "rtx4090", "--format", "bf16"], "do not fit"),
+        (["bundled:text", "--format", "bf16"], "--format belongs to --hardware"),
         (["--hardware", "h100", "--mean-life", "0"], "mean_life_s is 0"),
         (["--hardware", "h100", "--start", "-1"], "start_s is -1"),
         (["--hardware", "h100", "--p99", "0"], "p99_s is 0"),

@@ -68,7 +68,7 @@ def test_without_room_for_both_it_says_so_and_why(
     monkeypatch.setattr("dgemma.cli.quantize.memory_facts", lambda: small)
     status, page, _ = run(capsys, "quantize", plain, str(tmp_path / "q"))
     assert status == 0
-    assert "not compared: both models need 0.0 GB of memory, 1.0 GB are free" in page
+    assert "not compared: both models need 2.0 GB of memory, 1.0 GB are free" in page
     assert (tmp_path / "q" / "config.json").exists()
 
 

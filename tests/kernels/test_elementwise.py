@@ -152,6 +152,20 @@ def test_what_trains_has_torchs_gradient() -> None:
     assert gate.grad is not None
 
 
+def test_a_norm_that_trains_in_bf16_is_torchs() -> None:
+    x, weight = random(3, 100).bfloat16().requires_grad_(), random(100, seed=1).bfloat16().requires_grad_()
+    found, expected = rms_norm(x, weight, 1e-6), F.rms_norm(x, (100,), weight, 1e-6)
+    assert torch.equal(found, expected)
+    assert found.grad_fn is not None
+    gradients = torch.autograd.grad(found.sum(), (x, weight)), torch.autograd.grad(expected.sum(), (x, weight))
+    torch.testing.assert_close(*gradients, atol=0, rtol=0)
+
+
+def test_a_gate_of_any_strides_is_torchs() -> None:
+    gate, up = random(96, 40).T, random(96, 40, seed=1).T  # no row stands together in memory
+    torch.testing.assert_close(gated_gelu(gate, up), F.gelu(gate, approximate="tanh") * up)
+
+
 def test_tensors_without_numbers_and_graphs_are_left_to_torch() -> None:
     with torch.device("meta"):
         assert kernels_for(torch.empty(2, 2)) is None

@@ -61,6 +61,8 @@ def test_capacity_changes_nothing_but_the_growing() -> None:
         lm.encode(prompt, cache)
     assert torch.equal(lm.denoise(canvas, small), lm.denoise(canvas, large))
     assert large.nbytes > small.nbytes > 0
+    lm.encode(prompt, small)  # a cache that has grown twice holds no more than one that began so large
+    assert small.nbytes == lm.new_cache(capacity=600).nbytes
 
 
 def test_memory_at_full_size_is_the_published_one() -> None:
@@ -184,3 +186,19 @@ def test_each_token_is_appended_to_its_own_slot() -> None:
             )
             assert (context.keys[index][row][kept][:, 0, 0] == positions[row][kept] + first).all()
             assert (context.values[index][row][kept] == -context.keys[index][row][kept]).all()
+
+
+def test_a_chunk_with_gradients_leaves_the_past_without_them_alone() -> None:
+    """Attention keeps the past for its backward pass: appending in place would change it."""
+    lm = make_ours(make_oracle(CASE))
+    more = tokens(CASE, 1, 8, seed=2)
+    cache = lm.new_cache(capacity=200)
+    with torch.no_grad():
+        lm.encode(tokens(CASE, 1, 40, seed=1), cache)
+    lm.transformer.requires_grad_(True)
+    before = [keys.clone() for keys in cache.context().keys]
+    context = cache.context()
+    lm.encode(more, cache).sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(before, context.keys, strict=True))
+    assert all(p.grad is None or p.grad.isfinite().all() for p in lm.transformer.parameters())
+    lm.transformer.requires_grad_(False)

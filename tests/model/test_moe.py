@@ -64,12 +64,13 @@ def test_gradients_of_spread_and_collect_are_those_of_plain_indexing(which: int)
     x = torch.randn(17, 6, dtype=torch.float64, requires_grad=True)
     weights = torch.rand(17, 3, dtype=torch.float64, requires_grad=True)
     out = torch.randn(17, 6, dtype=torch.float64)
+    experts = torch.randn(len(route.token_of_slot), 6, dtype=torch.float64)  # each slot has its own
 
     def plainly() -> Tensor:
-        rows = x[route.token_of_slot] ** 2
+        rows = x[route.token_of_slot] ** 2 * experts
         return (rows[route.slot_of_pair] * weights[..., None]).sum(1)
 
-    ours = combine(dispatch(x, route) ** 2, weights, route)
+    ours = combine(dispatch(x, route) ** 2 * experts, weights, route)
     torch.testing.assert_close(ours, plainly())
     expected = torch.autograd.grad((plainly() * out).sum(), [x, weights])
     # Sums run in fp32.

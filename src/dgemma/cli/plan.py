@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
         check_figure_file(args.svg)
     if (args.model is None) == (args.hardware is None):
         raise InputError("what shall be planned? Give --hardware DEVICE, or MODEL to measure it here.")
+    if args.model is not None and args.format is not None:
+        raise InputError("--format belongs to --hardware; MODEL is measured with the weights that it has.")
     traffic = Traffic(
         rate=args.rps, prompt=args.prompt, answer=args.answer, spread=args.spread, shared=args.shared,
         system_prompts=args.system_prompts, turns=args.turns,

@@ -19,7 +19,7 @@ from dgemma.cli.options import check_disk, load_with_progress
 from dgemma.cli.views.progress import byte_progress
 from dgemma.evaluation.task import EvaluationPlan, Task
 from dgemma.evaluation.tasks.registry import BUNDLED_MODELS, open_task
-from dgemma.machine import memory_facts
+from dgemma.machine import memory_facts, size_text
 
 if TYPE_CHECKING:
     from dgemma.evaluation.quantized_report import QuantizedReport
@@ -98,11 +98,9 @@ def _report(
     from dgemma.evaluation.quantized_report import compare, prompts_for
 
     available = memory_facts().available_bytes
-    if both_bytes + _EXTRA_BYTES > available:
-        return (
-            None,
-            f"both models need {both_bytes / 1e9:.1f} GB of memory, {available / 1e9:.1f} GB are free",
-        )
+    needed = both_bytes + _EXTRA_BYTES
+    if needed > available:
+        return None, f"both models need {size_text(needed)} of memory, {size_text(available)} are free"
     plain = load_with_progress(args.model)
     quantized = load_with_progress(args.out)
     return compare(plain, quantized, prompts_for(plain, task), task=task, limit=args.limit), None
