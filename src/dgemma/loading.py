@@ -86,8 +86,7 @@ def _check_formats(source: CheckpointSource, device: torch.device) -> None:
     if device.type != "mps":
         return
     for weight in source.quantized.values():
-        # The modules of a weight are stored alike; NVFP4 has scales in 8-bit floats.
-        if any(entry.dtype == "F8_E4M3" for entry in weight.modules[0].entries.values()):
+        if weight.scheme.uses_float8:
             raise DeviceError(
                 f"{source.path} is quantized ({weight.scheme.name}) with 8-bit floats, which device "
                 f"{device.type!r} does not have. Choose device cpu, or a checkpoint in int4 or int8."

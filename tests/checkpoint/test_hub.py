@@ -411,6 +411,7 @@ def test_published_quantized_forms_are_those_that_dgemma_reads(server: FakeHub) 
     found = hub.published_quantized(NAME)
     assert [plan.name for plan in found] == ["some/nvfp4"]
     assert found[0].total_bytes > 0
+    assert hub.published_quantized(NAME, float8=False) == []  # NVFP4 has scales in 8 bits
     assert hub.published_quantized("some/nvfp4") == []
 
 

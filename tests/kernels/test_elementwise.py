@@ -157,7 +157,10 @@ def test_a_norm_that_trains_in_bf16_is_torchs() -> None:
     found, expected = rms_norm(x, weight, 1e-6), F.rms_norm(x, (100,), weight, 1e-6)
     assert torch.equal(found, expected)
     assert found.grad_fn is not None
-    gradients = torch.autograd.grad(found.sum(), (x, weight)), torch.autograd.grad(expected.sum(), (x, weight))
+    gradients = (
+        torch.autograd.grad(found.sum(), (x, weight)),
+        torch.autograd.grad(expected.sum(), (x, weight)),
+    )
     torch.testing.assert_close(*gradients, atol=0, rtol=0)
 
 

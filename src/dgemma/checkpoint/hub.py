@@ -177,8 +177,11 @@ def is_on_hub(text: str) -> bool:
     return is_hub_name(text) and not os.path.exists(text)
 
 
-def published_quantized(name: str) -> list[PullPlan]:
-    """Quantized forms of a model on the hub that dgemma reads; none where the hub does not answer."""
+def published_quantized(name: str, *, float8: bool = True) -> list[PullPlan]:
+    """Quantized forms of a model on the hub that dgemma reads; none where the hub does not answer.
+
+    float8: also those with 8-bit floats, which Apple's GPU does not have.
+    """
     import httpx2
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError
@@ -188,7 +191,8 @@ def published_quantized(name: str) -> list[PullPlan]:
         for model in HfApi().list_models(filter=f"base_model:quantized:{name}", limit=_MAX_PUBLISHED):
             try:
                 config = read_json(Path(hf_hub_download(model.id, "config.json")))
-                if schemes_from_config(config):
+                schemes = schemes_from_config(config)
+                if schemes and (float8 or not any(scheme.uses_float8 for scheme in schemes)):
                     ModelConfig.from_json(config)  # refuses another architecture
                     found.append(plan_pull(model.id))
             except (RemoteEntryNotFoundError, RepositoryNotFoundError, CheckpointError, ConfigError):

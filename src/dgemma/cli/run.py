@@ -113,7 +113,9 @@ def prepare(model: str, wanted: str, device_name: str) -> Path:
             model, config, wanted, free_bytes(device),
             is_quantized=any(raw.get(name) is not None for name in ("quantization_config", "quantization")),
             stored_bytes=os.path.getsize(model) if is_gguf(model) and os.path.isfile(model) else None,
-            published=lambda: published_quantized(model) if is_on_hub(model) else [],
+            published=lambda: (
+                published_quantized(model, float8=device.type != "mps") if is_on_hub(model) else []
+            ),
         )  # fmt: skip
         pull = plan_pull(choice.name) if is_on_hub(choice.name) else None
         seconds = step_seconds(config, device)

@@ -54,6 +54,11 @@ class QuantizationScheme(ABC):
         """The part that identifies a linear of this scheme."""
         return next(iter(self.parts(64, 64)))
 
+    @property
+    def uses_float8(self) -> bool:
+        """Whether a part is stored in 8-bit floats, which Apple's GPU does not have."""
+        return any("F8_E4M3" in part.dtypes for part in self.parts(64, 64).values())
+
     def refuse(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.name}: {problem}")
 
