@@ -193,6 +193,7 @@ async def run(server: Served, args: argparse.Namespace) -> dict[str, Any]:
         "unanswered_at_the_end": len(late),
         "warm_up_minutes": args.warm_up,
         "flags": FLAGS,
+        "exact": args.exact,
         "onednn_primitive_cache_capacity": os.environ[CAPACITY],
         "requests": sum(counts.values()),
         "outcomes": dict(sorted(counts.items())),
@@ -243,6 +244,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=15.0, help="minutes that the slope leaves out")
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--every", type=float, default=1.0, help="mean seconds between a client's requests")
+    parser.add_argument("--exact", action="store_true", help="products of few shapes: oneDNN keeps few")
     parser.add_argument("--plot", type=Path, metavar="RESULT", help="draw a result file, and end")
     parser.add_argument("--out", type=Path, default=Path("docs/soak.svg"))
     args = parser.parse_args()
@@ -250,8 +252,8 @@ def main() -> None:
         plot(args.plot, args.out)
         return
     os.environ.setdefault(CAPACITY, "64")
-    with served(FLAGS, threads=1, exact=False, starts_within_s=600.0) as server:
-        record.write("soak", asyncio.run(run(server, args)))
+    with served(FLAGS, threads=1, exact=args.exact, starts_within_s=600.0) as server:
+        record.write("soak", asyncio.run(run(server, args)), "-exact" if args.exact else "")
 
 
 if __name__ == "__main__":

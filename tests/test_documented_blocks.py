@@ -88,7 +88,7 @@ def test_every_tutorial_has_blocks_that_are_run() -> None:
 
 
 # Records of what was run on some day; docs/commands.md has a test of its own.
-RECORDS = {"commands.md", "first-five-minutes.md", "lab-notes.md", "newcomer.md", "trust.md"}
+RECORDS = {"commands.md", "first-five-minutes.md", "lab-notes.md", "newcomer.md"}
 COMMAND = r"(?:\$ )?(?:dgemma|pip|python|curl|make|torchrun|podman|docker|cd|mkdir|git|from|import) "
 
 

@@ -81,7 +81,10 @@ TESTS = {
         "sampling/test_pinned.py model/test_ranks.py engine/test_pins.py"
     ),
     "sampling/forward_backward.py": "sampling/test_forward_backward.py",
-    "model/attention.py": f"{_MODEL} {_ROWS} parity/test_images_equal_oracle.py training/test_unrolled.py",
+    "model/attention.py": (
+        f"{_MODEL} {_ROWS} model/test_attention.py "
+        "parity/test_images_equal_oracle.py training/test_objective.py"
+    ),
     "model/layers.py": _MODEL,
     "model/kv_cache.py": f"model/test_kv_cache.py {_MODEL} {_ROWS}",
     "model/moe.py": "model/test_moe.py model/test_gradients.py model/test_rows.py model/test_ranks.py",

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dgemma.model import moe
-from dgemma.model.attention import explicit_attention, grouped_query_attention
 from dgemma.model.execution import Execution
 from dgemma.model.linear import ExpertLinear, PlainExpertLinear
 from dgemma.model.moe import (
@@ -157,24 +156,3 @@ def test_a_bank_without_blocks_of_its_own_uses_its_grouped_product() -> None:
         ExpertLinear.multiply_blocks(experts_linear, x, expert_of_block),
         experts_linear.multiply_blocks(x, expert_of_block),
     )
-
-
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("wide", [False, True])
-def test_explicit_attention_agrees_with_the_fused_one_in_value_and_gradient(
-    kv_heads: int, wide: bool
-) -> None:
-    torch.manual_seed(0)
-    mask = torch.rand(2, 1, 5 if wide else 1, 9) < 0.5
-    mask[..., 0] = True
-    found = []
-    for how in (grouped_query_attention, explicit_attention):
-        torch.manual_seed(1)
-        tensors = [torch.randn(2, 5, 4, 8), *(torch.randn(2, 9, kv_heads, 8) for _ in range(2))]
-        for tensor in tensors:
-            tensor.requires_grad_(True)
-        for seen in (mask, None):
-            mixed = how(*tensors, seen)
-            mixed.sin().sum().backward()
-        found.append([mixed.detach(), *(t.grad for t in tensors)])
-    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)

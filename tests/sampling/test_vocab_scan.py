@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
+from threading import Barrier
 
 import pytest
 import torch
@@ -16,9 +19,11 @@ from dgemma.sampling.rng import NoiseKey, noise_key
 from dgemma.sampling.top_k import truncation_floor
 from dgemma.sampling.vocab_scan import (
     BLOCK,
+    SPLIT,
     ScanOptions,
     VocabHead,
     VocabScan,
+    VocabSplit,
     join,
     scale,
     scan_dense,
@@ -96,6 +101,39 @@ def test_the_scan_equals_an_fp64_dense_reference(
     assert (found.soft - soft).abs().max() <= 1e-5
     relative = (found.log_mass - truth.log_mass).abs() / truth.log_mass.abs().clamp(min=1)
     assert relative.max() <= 1e-5
+
+
+def test_processes_with_unequal_parts_of_the_vocabulary_scan_as_one() -> None:
+    head, hidden = make(2, 3, 3 * SPLIT + 5, seed=1)
+    heat, options = torch.tensor([0.8, 0.4]), ScanOptions(num_top_k=7)
+    ends = (0, SPLIT, 3 * SPLIT, 3 * SPLIT + 5)
+    tokens = [slice(*pair) for pair in pairwise(ends)]
+    sent: list[Tensor] = [torch.empty(0)] * len(tokens)
+    all_have_sent = Barrier(len(tokens), timeout=60)
+
+    def part(rank: int) -> VocabScan:
+        def gather(x: Tensor) -> list[Tensor]:
+            sent[rank] = x
+            all_have_sent.wait()
+            found = list(sent)
+            all_have_sent.wait()
+            assert len({one.shape for one in found}) == 1
+            return found
+
+        split = VocabSplit(head=head, rank=rank, tokens=tokens, gather=gather)
+        return scan_vocab(hidden, head, heat, keys(2, 1), options, split=split)
+
+    with ThreadPoolExecutor(len(tokens)) as pool:
+        parts = list(pool.map(part, range(len(tokens))))
+    whole = scan_vocab(hidden, head, heat, keys(2, 1), options)
+    assert whole.top_k is not None
+    for found in parts:
+        assert torch.equal(found.argmax, whole.argmax)
+        assert torch.equal(found.sampled, whole.sampled)
+        assert found.top_k is not None
+        assert torch.equal(found.top_k.tokens, whole.top_k.tokens)
+        for name in ("entropy", "log_mass", "soft"):
+            torch.testing.assert_close(getattr(found, name), getattr(whole, name), atol=1e-5, rtol=1e-5)
 
 
 def test_nothing_of_a_draw_depends_on_the_tile_size() -> None:
