@@ -46,7 +46,10 @@ def test_ways_take_turns_after_one_round_of_warming_up(advance: Callable[[float]
         advance(next(seconds))
 
     ways = {"slow": lambda: run("slow", slow), "fast": lambda: run("fast", fast)}
-    assert alternate(ways, rounds=2) == {"slow": [3.0, 4.0], "fast": [1.0, 2.0]}
+    assert alternate(ways, 2, clock=lambda: timing.time.perf_counter()) == {
+        "slow": [3.0, 4.0],
+        "fast": [1.0, 2.0],
+    }
     assert order == ["slow", "fast"] * 3
 
 

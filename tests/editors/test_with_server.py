@@ -17,7 +17,7 @@ FILLED = "Emma had a little dog. Every morning Emma gave the dog some fresh wate
 TYPOS = "Every mornign Emma gave the dog some fresh watter."
 MENDED = "Every morning Emma gave the dog some fresh water."
 KEY = "a-key-of-the-test"
-TWICE = [("/infill", 200), ("/v1/edit/completions", 200)]
+ALL = [("/infill", 200), ("/infill", 401), ("/v1/edit/completions", 200)]
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,10 @@ def server() -> Iterator[RealServer]:
         yield found
 
 
-def asked(server: RealServer) -> list[tuple[str, int]]:
-    return [(entry["path"], entry["status"]) for entry in server.log() if entry["event"] == "request"]
+def last_asked(server: RealServer) -> list[tuple[str, int]]:
+    """The last three. A refusal may be logged before the end of the answer that was sent before it."""
+    requests = [entry for entry in server.log() if entry["event"] == "request"]
+    return sorted((entry["path"], entry["status"]) for entry in requests[-3:])
 
 
 @pytest.mark.skipif(NVIM is None, reason="there is no nvim; set NVIM to one")
@@ -46,11 +48,11 @@ def test_neovim_fills_and_edits(tmp_path: Path, server: RealServer) -> None:
     assert found.lines == lines
     (said,) = found.said
     assert "key" in said, said
-    eventually(lambda: asked(server)[-3:] == [*TWICE, ("/infill", 401)])
+    eventually(lambda: last_asked(server) == ALL)
 
 
 @pytest.mark.skipif(NODE is None, reason=NO_NODE)
 def test_the_vscode_extension_fills_and_edits(server: RealServer) -> None:
     own = {"DGEMMA_URL": server.address, "DGEMMA_KEY": KEY}
     assert run_tests(EXTENSION / "test" / "with_server.js", **own) == 2
-    eventually(lambda: asked(server)[-3:] == [*reversed(TWICE), ("/infill", 401)])
+    eventually(lambda: last_asked(server) == ALL)

@@ -8,16 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 
-def alternate(variants: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def alternate(
+    variants: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Seconds of each variant, round by round, after one warm-up round."""
     for run in variants.values():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
         for name, run in variants.items():
-            started = time.perf_counter()
+            started = clock()
             run()
-            seconds[name].append(time.perf_counter() - started)
+            seconds[name].append(clock() - started)
     return seconds
 
 
